@@ -1,0 +1,1 @@
+"""monarch_async."""
