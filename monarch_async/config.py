@@ -1,0 +1,54 @@
+"""Settings, all with defaults, each also settable as ``MONARCH_ASYNC_<NAME>`` in the environment of the client.
+
+Seconds and bytes unless the name says otherwise. The client's values are handed to the agents and workers it starts.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What may be tuned. ``Config.from_env()`` reads the environment once, when a client or agent starts."""
+
+    resume_window: float = 30.0  #: how long a dropped connection may be resumed; past it the host is lost
+    heartbeat: float = 2.0  #: a link that sent nothing for so long says that it lives
+    cancel_grace: float = 5.0  #: how long a cancelled call waits for the remote acknowledgement
+    stop_grace: float = 5.0  #: how long teardown hooks may take before TERM, and TERM before KILL
+    block_warning: float = 0.1  #: a loop blocked for so long is reported with its stack
+    max_frame: int = 16 << 20  #: largest frame accepted after the handshake
+    chunk: int = 1 << 20  #: payload bytes per chunk frame
+    large: int = 256 << 10  #: a message with more payload than this travels in chunks
+    window_calls: int = 4096  #: unanswered calls from one proc to one actor before further ones wait at the sender
+    window_bytes: int = 256 << 20  #: payload bytes of those calls
+    stream_items: int = 64  #: items a generator endpoint may be ahead of its consumer
+    stream_bytes: int = 16 << 20  #: and bytes
+    stderr_lines: int = 20  #: how many of its last stderr lines a dead proc's error shows
+    fold_logs: bool = False  #: fold runs of identical lines into one with a count
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> "Config":
+        """Return the defaults, overridden by ``MONARCH_ASYNC_*`` variables of ``environ`` (``os.environ``)."""
+        environ = os.environ if environ is None else environ
+        found = {}
+        for field in fields(cls):
+            text = environ.get(f"MONARCH_ASYNC_{field.name.upper()}")
+            if text is not None:
+                found[field.name] = _parse(field.name, type(field.default), text)
+        return replace(cls(), **found)
+
+    def as_env(self) -> dict[str, str]:
+        """Return the settings that differ from the defaults as environment variables, for processes started from here."""
+        default = type(self)()
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)}
+        return {f"MONARCH_ASYNC_{name.upper()}": str(value) for name, value in changed.items()}
+
+
+def _parse(name: str, kind: type, text: str) -> object:
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"MONARCH_ASYNC_{name.upper()}={text!r}: expected {kind.__name__}") from None

@@ -1,0 +1,450 @@
+"""Every error this package raises, in one tree. All pickle; all say what, which and why.
+
+    Error
+    ├── RemoteError            an endpoint raised; also derives from the original class where that can be imported
+    ├── Lost                   a member is gone
+    │   ├── ActorDied          its own failure: __init__, setup, or an unhandled one
+    │   ├── ProcDied           its process exited, crashed or was killed
+    │   └── HostLost           its host agent is gone, or was silent for longer than resume_window
+    ├── SpawnFailed            a proc could not be started at all
+    ├── WouldDeadlock          a strictly serial actor would wait for itself
+    ├── Backpressure           a bounded queue is full and the caller chose not to wait
+    ├── Closed                 used after it was stopped or left
+    ├── PicklingError          (also pickle.PicklingError) something that cannot travel
+    ├── BadCall                (also TypeError) arguments that do not fit the endpoint's signature
+    ├── NotAnEndpoint          (also AttributeError)
+    ├── BadEndpoint            (also TypeError) a class that cannot be an actor
+    ├── AxisError              (also LookupError) unknown axis
+    ├── RankError              (also IndexError) coordinate or rank out of range
+    ├── ExtentError            (also ValueError) sizes that make no mesh
+    └── WireError              what arrives is not what was agreed
+        ├── FrameTooLarge
+        ├── BadFrame
+        ├── HandshakeRefused   wrong token, wrong version, garbage, or no answer
+        └── LinkBroken
+    MeshError                  (Error and ExceptionGroup) several members failed in one call
+
+The positional arguments of a class are its facts; they are kept as ``args`` and as fields, and ``str()`` makes the
+sentence. That is what lets every one of them pickle without further code.
+"""
+
+import builtins
+import importlib
+import pickle
+from collections.abc import Mapping, Sequence
+from signal import Signals
+from typing import Any
+
+
+class Error(Exception):
+    """Base of everything this package raises on its own account."""
+
+
+class Lost(Error):
+    """A member of a mesh is gone: base of `ActorDied`, `ProcDied` and `HostLost`."""
+
+
+class ActorDied(Lost):
+    """An actor ended by its own failure. ``reason`` is the text; ``__cause__`` the original, where it could travel."""
+
+    def __init__(self, actor: str, host: str, reason: str, traceback: str = "") -> None:
+        super().__init__(actor, host, reason, traceback)
+        self.actor, self.host, self.reason, self.traceback = actor, host, reason, traceback
+
+    def __str__(self) -> str:
+        text = f"actor {self.actor} on {self.host} died: {self.reason}"
+        return f"{text}\n{self.traceback.rstrip()}" if self.traceback else text
+
+
+class ProcDied(Lost):
+    """A worker process ended.
+
+    ``exit_code`` is None where a signal ended it; ``stderr`` holds its last lines; ``killed_by`` says who asked for
+    it, where that was us; ``call`` names what was running, where known.
+    """
+
+    def __init__(
+        self,
+        proc: str,
+        host: str,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        out_of_memory: bool = False,
+        stderr: Sequence[str] = (),
+        killed_by: str = "",
+        pid: int = 0,
+    ) -> None:
+        stderr = tuple(stderr)
+        super().__init__(proc, host, exit_code, signal, out_of_memory, stderr, killed_by, pid)
+        self.proc, self.host, self.exit_code, self.signal = proc, host, exit_code, signal
+        self.out_of_memory, self.stderr, self.killed_by, self.pid = out_of_memory, stderr, killed_by, pid
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in words: ``killed by SIGKILL (out of memory)``, ``exited with status 3``."""
+        if self.signal is not None:
+            try:
+                name = Signals(self.signal).name
+            except ValueError:
+                name = f"signal {self.signal}"
+            notes = ["out of memory"] if self.out_of_memory else []
+            notes += [f"asked for by {self.killed_by}"] if self.killed_by else []
+            return f"killed by {name}" + (f" ({', '.join(notes)})" if notes else "")
+        if self.exit_code is None:
+            return self.killed_by or "it was already gone"
+        return f"exited with status {self.exit_code}"
+
+    def __str__(self) -> str:
+        pid = f" (pid {self.pid})" if self.pid else ""
+        text = f"proc {self.proc} on {self.host}{pid} died: {self.reason}"
+        if self.stderr:
+            text += "\nits last lines on stderr:\n" + "\n".join(f"  | {line}" for line in self.stderr)
+        return text
+
+
+class HostLost(Lost):
+    """A host is gone: its agent's process is known dead, or was silent for longer than ``resume_window``."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(host, reason)
+        self.host, self.reason = host, reason
+
+    def __str__(self) -> str:
+        return f"host {self.host} lost: {self.reason}"
+
+
+class SpawnFailed(Error):
+    """A proc could not be started. ``proc`` names it, ``reason`` says why."""
+
+    def __init__(self, proc: str, host: str, reason: str) -> None:
+        super().__init__(proc, host, reason)
+        self.proc, self.host, self.reason = proc, host, reason
+
+    def __str__(self) -> str:
+        return f"proc {self.proc} on {self.host} could not be started: {self.reason}"
+
+
+class WouldDeadlock(Error):
+    """A call would wait for itself. ``chain`` lists the calls, outermost first."""
+
+    def __init__(self, actor: str, chain: Sequence[str], max_concurrency: int = 1) -> None:
+        chain = tuple(chain)
+        super().__init__(actor, chain, max_concurrency)
+        self.actor, self.chain, self.max_concurrency = actor, chain, max_concurrency
+
+    def __str__(self) -> str:
+        path = " -> ".join(self.chain)
+        return (
+            f"call would deadlock: {self.actor} runs at most {self.max_concurrency} call(s) at a time "
+            f"and already waits in this one: {path}"
+        )
+
+
+class Backpressure(Error):
+    """A bounded queue is full."""
+
+    def __init__(self, what: str, limit: str, hint: str) -> None:
+        super().__init__(what, limit, hint)
+        self.what, self.limit, self.hint = what, limit, hint
+
+    def __str__(self) -> str:
+        return f"{self.what} is full ({self.limit}): {self.hint}"
+
+
+class Closed(Error):
+    """Something was used after it was stopped, closed or left."""
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return f"{self.what} is closed" + (f": {self.why}" if self.why else "")
+
+
+class PicklingError(Error, pickle.PicklingError):
+    """A value cannot travel. ``where`` is the path to the culprit: ``args[1]['lock']``."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where, self.why = where, why
+
+    def __str__(self) -> str:
+        return f"cannot pickle {self.where}: {self.why}"
+
+
+class BadCall(Error, TypeError):
+    """Arguments do not fit the endpoint's signature; found at the caller, nothing was sent."""
+
+    def __init__(self, endpoint: str, why: str) -> None:
+        super().__init__(endpoint, why)
+        self.endpoint, self.why = endpoint, why
+
+    def __str__(self) -> str:
+        return f"bad call of {self.endpoint}: {self.why}"
+
+
+class NotAnEndpoint(Error, AttributeError):
+    """The actor class has no endpoint of that name."""
+
+    def __init__(self, mesh: str, name: str, endpoints: Sequence[str] = (), is_plain_method: bool = False) -> None:
+        endpoints = tuple(endpoints)
+        super().__init__(mesh, name, endpoints, is_plain_method)
+        self.mesh, self.endpoints, self.is_plain_method = mesh, endpoints, is_plain_method
+        self.name = name  # AttributeError has a field of that name; ours says the same
+
+    def __str__(self) -> str:
+        if self.is_plain_method:
+            return f"{self.mesh}.{self.name} is a method but no endpoint: decorate it with @ma.endpoint"
+        known = ", ".join(self.endpoints) or "none"
+        return f"{self.mesh} has no endpoint {self.name!r}; its endpoints: {known}"
+
+
+class BadEndpoint(Error, TypeError):
+    """A class or function that cannot be an actor or an endpoint."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+class AxisError(Error, LookupError):
+    """No such axis."""
+
+    def __init__(self, axis: str, axes: Sequence[str]) -> None:
+        axes = tuple(axes)
+        super().__init__(axis, axes)
+        self.axis, self.axes = axis, axes
+
+    def __str__(self) -> str:
+        return f"unknown axis {self.axis!r}; this mesh has: {', '.join(self.axes) or 'no axes'}"
+
+
+class RankError(Error, IndexError):
+    """A coordinate or rank outside the mesh."""
+
+    def __init__(self, what: str, index: int, size: int) -> None:
+        super().__init__(what, index, size)
+        self.what, self.index, self.size = what, index, size
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.index} is out of range: there are {self.size} (0 to {self.size - 1})"
+
+
+class ExtentError(Error, ValueError):
+    """Sizes or axes that make no mesh."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class WireError(Error):
+    """What arrives on a connection is not what was agreed."""
+
+
+class FrameTooLarge(WireError):
+    """A frame announces more bytes than allowed."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(length, limit)
+        self.length, self.limit = length, limit
+
+    def __str__(self) -> str:
+        return f"frame of {self.length} bytes is over the limit of {self.limit}"
+
+
+class BadFrame(WireError):
+    """A frame that does not parse."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"bad frame: {self.why}"
+
+
+class HandshakeRefused(WireError):
+    """The two ends did not agree to talk. ``side`` is ``local`` where we refused, ``remote`` where the peer did."""
+
+    def __init__(self, reason: str, side: str = "local") -> None:
+        super().__init__(reason, side)
+        self.reason, self.side = reason, side
+
+    def __str__(self) -> str:
+        who = "peer refused the handshake" if self.side == "remote" else "handshake refused"
+        return f"{who}: {self.reason}"
+
+
+class LinkBroken(WireError):
+    """A connection ended, or cannot be resumed."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(peer, why)
+        self.peer, self.why = peer, why
+
+    def __str__(self) -> str:
+        return f"link to {self.peer} broken: {self.why}"
+
+
+class RemoteError(Error):
+    """An endpoint raised.
+
+    Fields: ``rank`` (flat rank in the actor mesh as spawned), ``point`` (its coordinates), ``actor`` (``name[rank]``),
+    ``endpoint``, ``host``, ``type_name`` (qualified name of the original class), ``text`` (``str`` of the original),
+    ``traceback`` (remote traceback as text). ``__cause__`` is the original exception where it could be rebuilt here.
+    The class raised derives from `RemoteError` and from the original class where that can be imported, so that
+    ``except ValueError`` catches a remote ValueError.
+    """
+
+    rank: int
+    point: Mapping[str, int]
+    actor: str
+    endpoint: str
+    host: str
+    type_name: str
+    text: str
+    traceback: str
+
+    def __str__(self) -> str:
+        text = f"{self.actor}.{self.endpoint} on {self.host} raised {self.type_name}: {self.text}"
+        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = (
+            self.rank,
+            dict(self.point),
+            self.actor,
+            self.endpoint,
+            self.host,
+            self.type_name,
+            self.text,
+            self.traceback,
+        )
+        return remote_error, (*facts, _picklable_or_none(self.__cause__))
+
+
+def remote_error(
+    rank: int,
+    point: Mapping[str, int],
+    actor: str,
+    endpoint: str,
+    host: str,
+    type_name: str,
+    text: str,
+    traceback: str,
+    cause: BaseException | None = None,
+) -> RemoteError:
+    """Build the error a caller sees, from the facts and (where it could travel) the original exception.
+
+    Never raises: an original class that cannot be derived from together with `RemoteError` is left out.
+    """
+    original = type(cause) if cause is not None else _find_class(type_name)
+    cls = _derive(original) if original is not None else RemoteError
+    try:
+        error = cls.__new__(cls)
+    except Exception:
+        error = RemoteError.__new__(RemoteError)
+    error.args = cause.args if cause is not None else (text,)
+    if cause is not None:
+        _copy_state(cause, error)
+    error.rank, error.point, error.actor, error.endpoint = rank, dict(point), actor, endpoint
+    error.host, error.type_name, error.text, error.traceback = host, type_name, text, traceback
+    error.__cause__ = cause
+    return error
+
+
+class MeshError(Error, ExceptionGroup):
+    """Several members (or one of several) failed in one call.
+
+    ``by_rank`` maps the rank in the called mesh to its exception; ``results`` maps the other ranks to their results.
+    It is an ExceptionGroup, so ``except*`` works.
+    """
+
+    by_rank: dict[int, Exception]
+    results: dict[int, Any]
+
+    def __new__(cls, message: str, by_rank: Mapping[int, Exception], results: Mapping[int, Any] | None = None) -> Any:
+        """Take the failures by rank; the group's exceptions are those, in rank order."""
+        ordered = dict(sorted(by_rank.items()))
+        self = ExceptionGroup.__new__(cls, message, list(ordered.values()))
+        self.by_rank = ordered
+        self.results = dict(results or {})
+        return self
+
+    def __init__(self, message: str, by_rank: Mapping[int, Exception], results: Mapping[int, Any] | None = None) -> None:
+        super().__init__(message, list(self.by_rank.values()))
+
+    def __str__(self) -> str:
+        first = next(iter(self.by_rank.values()), None)
+        head = str(first).split("\n", 1)[0] if first is not None else ""
+        return f"{self.message}; first: {head}"
+
+    def derive(self, excs: Sequence[Exception]) -> "MeshError":  # type: ignore[override]
+        """Keep the ranks when ``except*`` splits the group."""
+        keep = {id(e) for e in excs}
+        return MeshError(self.message, {r: e for r, e in self.by_rank.items() if id(e) in keep}, self.results)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeshError, (self.message, self.by_rank, self.results)
+
+
+_derived: dict[type, type[RemoteError]] = {}
+
+
+def _derive(original: type) -> type[RemoteError]:
+    """Return a class that is both a `RemoteError` and an ``original``; `RemoteError` itself where that cannot be."""
+    if issubclass(original, RemoteError):
+        return original
+    if not issubclass(original, Exception) or issubclass(original, BaseExceptionGroup):
+        return RemoteError
+    cls = _derived.get(original)
+    if cls is None:
+        try:
+            namespace = {"__module__": original.__module__, "__str__": RemoteError.__str__}
+            cls = type(original.__name__, (RemoteError, original), namespace)
+        except TypeError:  # a layout conflict, or a class that may not be subclassed
+            cls = RemoteError
+        _derived[original] = cls
+    return cls
+
+
+def _find_class(type_name: str) -> type | None:
+    """Return the exception class of that qualified name if it is a builtin or its module is already importable."""
+    module, _, name = type_name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module) if module else builtins, name, None)
+    except Exception:
+        return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _copy_state(source: BaseException, target: BaseException) -> None:
+    """Copy attributes, also the ones C classes keep outside ``__dict__`` (``OSError.errno``, ``ImportError.name``)."""
+    target.__dict__.update(source.__dict__)
+    for cls in type(source).__mro__:
+        if cls.__module__ != "builtins" or cls in (Exception, BaseException, object):
+            continue
+        for name, slot in vars(cls).items():
+            if type(slot).__name__ in ("member_descriptor", "getset_descriptor") and not name.startswith("__"):
+                try:
+                    setattr(target, name, getattr(source, name))
+                except (AttributeError, TypeError, ValueError):
+                    pass
+
+
+def _picklable_or_none(error: BaseException | None) -> BaseException | None:
+    if error is None:
+        return None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return None
+    return error
