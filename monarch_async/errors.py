@@ -14,7 +14,7 @@
     ├── BadCall                (also TypeError) arguments that do not fit the endpoint's signature
     ├── NotAnEndpoint          (also AttributeError)
     ├── BadEndpoint            (also TypeError) a class that cannot be an actor
-    ├── AxisError              (also LookupError) unknown axis
+    ├── AxisError              (also KeyError) unknown axis
     ├── RankError              (also IndexError) coordinate or rank out of range
     ├── ExtentError            (also ValueError) sizes that make no mesh
     └── WireError              what arrives is not what was agreed
@@ -211,7 +211,7 @@ class BadEndpoint(Error, TypeError):
         return f"{self.what}: {self.why}"
 
 
-class AxisError(Error, LookupError):
+class AxisError(Error, KeyError):
     """No such axis."""
 
     def __init__(self, axis: str, axes: Sequence[str]) -> None:
