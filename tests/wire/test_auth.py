@@ -1,5 +1,6 @@
 """Both ends of the handshake joined in memory, and what strangers may try."""
 
+import hmac
 import struct
 from itertools import pairwise
 
@@ -77,6 +78,26 @@ def test_one_byte_at_a_time():
             to_listener += answer
             results += [agreed] if agreed else []
     assert results == [Agreed(b"x" * 100, b""), Agreed(b"I am L", b"")]
+
+
+def test_the_messages_are_laid_out_as_the_docstring_says():
+    def message(kind, body):
+        return b"\x93mnrch\r\n" + struct.pack("!HBI", 1, kind, len(body)) + body
+
+    def mac(domain, *messages):
+        return hmac.digest(TOKEN, domain + b"".join(messages), "sha256")
+
+    d, li = dialer(), listener()
+    hello, challenge = message(1, NONCE_D), message(2, NONCE_L)
+    assert d.start() == hello
+    assert li.receive(hello)[0] == challenge
+    unsigned = message(3, b"I am D" + bytes(32))[:-32]
+    proof = unsigned + mac(b"monarch_async dialer", hello, challenge, unsigned)
+    assert d.receive(challenge)[0] == proof
+    unsigned = message(4, b"I am L" + bytes(32))[:-32]
+    welcome = unsigned + mac(b"monarch_async listener", hello, challenge, proof, unsigned)
+    assert li.receive(proof)[0] == welcome
+    assert refusal("no") == message(5, b"no")
 
 
 def test_info_of_the_listener_may_depend_on_the_dialer():

@@ -130,6 +130,10 @@ def test_full_until_acked():
     assert (link.is_full, link.unacked_bytes, link.sent_count) == (True, 18, 2)
     link.acked(1)
     assert (link.is_full, link.unacked_bytes, link.acked_count) == (False, 9, 1)
+    link.push(b"z")
+    assert link.is_full, "at the limit, not past it"
+    link.acked(3)
+    assert (link.is_full, link.unacked_bytes, link.acked_count) == (False, 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_lost_is_final_and_keeps_nothing():  # L8, L4
     link.down(0)
     assert link.is_lost(31, window=30)
     assert link.is_lost(31, window=1e9)
-    assert link.unacked_bytes == 0
+    assert (link.unacked_bytes, len(link._frames)) == (0, 0)
     link.down(32)
     link.acked(3)
     with pytest.raises(LinkBroken, match=r"came back 40\.0 s after it went, and had been given up"):
