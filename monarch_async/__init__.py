@@ -1,1 +1,92 @@
-"""monarch_async."""
+"""Asyncio-native meshes of hosts, processes and actors for PyTorch. The public names, nothing else."""
+
+from monarch_async.config import Config
+from monarch_async.control.supervision import Failure, escalate, ignore, restart
+from monarch_async.errors import (
+    ActorDied,
+    AxisError,
+    Backpressure,
+    BadCall,
+    BadEndpoint,
+    BadFrame,
+    Closed,
+    Error,
+    ExtentError,
+    FrameTooLarge,
+    HandshakeRefused,
+    HostLost,
+    LinkBroken,
+    Lost,
+    MeshError,
+    NotAnEndpoint,
+    PicklingError,
+    ProcDied,
+    RankError,
+    RemoteError,
+    SpawnFailed,
+    WireError,
+    WouldDeadlock,
+)
+from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.mesh.cluster import attach, local_hosts, run
+from monarch_async.mesh.host_mesh import HostMesh, this_host
+from monarch_async.mesh.port import Port, Receiver, channel
+from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.mesh.scope import supervise
+from monarch_async.mesh.stream import Stream
+from monarch_async.mesh.value_mesh import ValueMesh
+from monarch_async.ranks import Extent, Point
+from monarch_async.runtime.actor import Actor, endpoint
+from monarch_async.runtime.context import Context, context
+from monarch_async.version import __version__
+
+__all__ = [
+    "Actor",
+    "ActorDied",
+    "ActorMesh",
+    "AxisError",
+    "Backpressure",
+    "BadCall",
+    "BadEndpoint",
+    "BadFrame",
+    "Closed",
+    "Config",
+    "Context",
+    "Error",
+    "Extent",
+    "ExtentError",
+    "Failure",
+    "FrameTooLarge",
+    "HandshakeRefused",
+    "HostLost",
+    "HostMesh",
+    "LinkBroken",
+    "Lost",
+    "MeshError",
+    "NotAnEndpoint",
+    "PicklingError",
+    "Point",
+    "Port",
+    "ProcDied",
+    "ProcMesh",
+    "RankError",
+    "Receiver",
+    "RemoteError",
+    "SpawnFailed",
+    "Stream",
+    "ValueMesh",
+    "WireError",
+    "WouldDeadlock",
+    "__version__",
+    "attach",
+    "channel",
+    "context",
+    "endpoint",
+    "escalate",
+    "ignore",
+    "local_hosts",
+    "restart",
+    "run",
+    "supervise",
+    "this_host",
+]

@@ -1,1 +1,8 @@
-"""transport."""
+"""Sockets: connections that carry frames, and how they come about.
+
+- ``connection``: one peer; frames out and in, a link where the session must outlive its sockets, a lane for bulk.
+- ``dial``: addresses (``tcp://host:port``, ``unix:///path``), listening, dialling, the handshake over a socket.
+- ``inproc``: the same without a socket, for tests and simulations: real bytes, no kernel.
+
+Nothing here knows what a frame means. There are no asyncio streams: a reader task per connection costs half the rate.
+"""

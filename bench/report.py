@@ -1,0 +1,203 @@
+"""What the numbers mean: lines become samples, samples medians, medians verdicts and a table.
+
+Pure: reads no clock, starts nothing.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+OURS, FLOOR = "ours", "floor"
+PEERS = ("monarch", "ray", "ray-sync", "xoscar")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value that one system reached in one round."""
+
+    system: str
+    workload: str
+    value: float
+    unit: str
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A workload that one system did not manage in one round, and the first line of why."""
+
+    system: str
+    workload: str
+    reason: str
+
+
+Result = Sample | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A workload's place in the table: its unit, whether more is better, and what we want to reach."""
+
+    workload: str
+    unit: str
+    limit: float | None = None
+    times_best_peer: float | None = None
+    more_is_better: bool = True
+
+    def describe(self) -> str:
+        if self.limit is None:
+            return ""
+        text = f"{'≥' if self.more_is_better else '≤'} {show(self.limit)}"
+        return f"{text}, {self.times_best_peer} × peers" if self.times_best_peer else text
+
+
+TARGETS = (
+    Target("call_one_1", "calls/s", 10_000, 1.7),
+    Target("call_one_100", "calls/s", 60_000, 5.0),
+    Target("actor_to_actor_100", "calls/s", 40_000),
+    Target("call_8", "actor-calls/s", 25_000),
+    Target("call_32", "actor-calls/s", 35_000),
+    Target("spawn_8", "s", 0.25, more_is_better=False),
+    Target("spawn_32", "s", 0.6, more_is_better=False),
+    Target("spawn_128", "s", 2.5, more_is_better=False),
+    Target("spawn_bare_8", "s", more_is_better=False),
+    Target("spawn_bare_32", "s", more_is_better=False),
+    Target("tensor_100mb", "GB/s", 2.0),
+    Target("cold_start", "s", more_is_better=False),
+    Target("import_ms", "ms", 150, more_is_better=False),
+    Target("idle_worker_private_mb", "MB", 15, more_is_better=False),
+    Target("idle_worker_threads", "threads", 3, more_is_better=False),
+)
+VERDICTS = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}
+OURS_ALONE = ("import_ms", "idle_worker_private_mb", "idle_worker_threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload over all systems: medians of the rounds, and the verdict on ours."""
+
+    target: Target
+    medians: Mapping[str, float]
+    best_peer: str | None
+    ratio: float | None
+    reached: bool | None
+
+
+def parse_line(line: str) -> Result | None:
+    """Read one line of a workload file's output; None for what a library printed there."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or not {"system", "workload"} <= fields.keys():
+        return None
+    if "error" in fields:
+        return Failure(fields["system"], fields["workload"], str(fields["error"]))
+    return Sample(
+        fields["system"], fields["workload"], float(fields["value"]), fields["unit"], int(fields["n"])
+    )
+
+
+def missing_workloads(
+    results: Iterable[Result], system: str, workloads: Iterable[str], reason: str
+) -> list[Failure]:
+    """What a process should have printed and did not, because it ended early."""
+    seen = {result.workload for result in results if result.system == system}
+    return [Failure(system, workload, reason) for workload in workloads if workload not in seen]
+
+
+def medians(results: Iterable[Result]) -> dict[tuple[str, str], float]:
+    """The median over the rounds for every (system, workload) that has a value."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        if isinstance(result, Sample):
+            values.setdefault((result.system, result.workload), []).append(result.value)
+    return {key: statistics.median(found) for key, found in values.items()}
+
+
+def judge(target: Target, values: Mapping[str, float]) -> Row:
+    """Compare our median with the best peer's and with the target.
+
+    The ratio says how many times better we are, whichever direction is better; below 1 a peer wins. Ratio and
+    verdict are None where there is nothing to compare; a ratio that was asked for and has no peer is not judged.
+    """
+    peers = {system: value for system, value in values.items() if system in PEERS}
+    best = (max if target.more_is_better else min)(peers, key=peers.__getitem__) if peers else None
+    ours = values.get(OURS)
+    ratio = None
+    if ours is not None and best is not None:
+        ratio = ours / peers[best] if target.more_is_better else peers[best] / ours
+    reached = None
+    if ours is not None and target.limit is not None:
+        reached = ours >= target.limit if target.more_is_better else ours <= target.limit
+        if target.times_best_peer is not None and ratio is not None:
+            reached = reached and ratio >= target.times_best_peer
+    return Row(target, values, best, ratio, reached)
+
+
+def make_rows(results: Sequence[Result]) -> list[Row]:
+    """A row for every workload of TARGETS that was measured or attempted, in that order."""
+    values: dict[str, dict[str, float]] = {result.workload: {} for result in results}
+    for (system, workload), value in medians(results).items():
+        values[workload][system] = value
+    return [judge(target, values[target.workload]) for target in TARGETS if target.workload in values]
+
+
+def show(value: float) -> str:
+    """Three significant digits, with k from ten thousand on: 0.0423, 2.5, 9870, 61.2k."""
+    if value >= 10_000:
+        return f"{value / 1000:.1f}k" if value < 100_000 else f"{value / 1000:.0f}k"
+    if value >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def show_cell(row: Row, system: str, failures: Mapping[tuple[str, str], str]) -> Text:
+    value = row.medians.get(system)
+    if value is not None:
+        return Text(show(value), style="bold" if system in (OURS, row.best_peer) else "")
+    failed = (system, row.target.workload) in failures
+    return Text("failed", style="red") if failed else Text("-", style="dim")
+
+
+def make_table(results: Sequence[Result], not_installed: Iterable[str] = ()) -> Table:
+    """The table of all systems; columns of systems that are not installed say so."""
+    missing = set(not_installed)
+    failures = first_failures(results)
+    table = Table(title="medians over the rounds", title_style="bold")
+    table.add_column("workload")
+    table.add_column("unit", style="dim")
+    systems = (OURS, *PEERS, FLOOR)
+    for system in systems:
+        header = f"{system}\nnot installed\n(bench/peers.sh)" if system in missing else system
+        table.add_column(header, justify="right")
+    for heading in ("× best peer", "to reach", "reached"):
+        table.add_column(heading, justify="right")
+    for row in make_rows(results):
+        cells = [show_cell(row, system, failures) for system in systems]
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        table.add_row(
+            row.target.workload, row.target.unit, *cells, ratio, row.target.describe(), VERDICTS[row.reached]
+        )
+    return table
+
+
+def first_failures(results: Iterable[Result]) -> dict[tuple[str, str], str]:
+    """The first reason for every (system, workload) that failed in some round."""
+    reasons: dict[tuple[str, str], str] = {}
+    for result in results:
+        if isinstance(result, Failure):
+            reasons.setdefault((result.system, result.workload), result.reason)
+    return reasons
+
+
+def describe_failures(results: Iterable[Result]) -> list[str]:
+    """A line per system and reason, so that twelve workloads that failed for one cause take one line."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for (system, workload), reason in first_failures(results).items():
+        grouped.setdefault((system, reason), []).append(workload)
+    return [f"{system}: {', '.join(workloads)}: {reason}" for (system, reason), workloads in grouped.items()]

@@ -1,0 +1,100 @@
+"""The process around a host agent: its listener, signals, and the client it may hang on.
+
+An agent that a client starts for itself has a *lifeline*, one end of a socket pair: it writes its address there when it
+is ready, and ends, with all its procs, when the other end closes, for whatever reason. One that is started by hand
+ends on SIGTERM or SIGINT.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from monarch_async.config import Config
+from monarch_async.control.host_agent import HostAgent
+from monarch_async.transport.dial import Url, listening
+
+T = TypeVar("T")
+
+#: The variable that holds the cluster token.
+TOKEN_VARIABLE = "MONARCH_ASYNC_TOKEN"
+
+
+def read_token(path: str | None) -> bytes:
+    """Return the cluster token from a file of mode 0600, or from the environment.
+
+    Raises ValueError saying what is wrong; the environment variable is removed, so that no worker inherits it.
+    """
+    if path is None:
+        token = os.environ.pop(TOKEN_VARIABLE, "")
+        if not token:
+            raise ValueError(f"no cluster token: give --token-file, or set {TOKEN_VARIABLE}")
+        return token.encode()
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode & 0o777
+        token = file.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the token file {path}: {error.strerror}") from None
+    if mode & 0o077:
+        raise ValueError(f"the token file {path} can be read by others (mode {mode:04o}): chmod 600 {path}")
+    if not token:
+        raise ValueError(f"the token file {path} is empty")
+    return token.encode()
+
+
+async def serve_agent(
+    url: str, token: bytes, name: str, preload: Sequence[str] = (), lifeline: socket.socket | None = None
+) -> None:
+    """Run an agent until its lifeline closes or a signal asks it to end.
+
+    Raises ValueError for a bad address, OSError where it cannot listen, SpawnFailed where a preload fails.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    signals = (signal.SIGTERM,) if lifeline is not None else (signal.SIGTERM, signal.SIGINT)
+    for signo in signals:
+        loop.add_signal_handler(signo, ended.set)
+    agent = HostAgent(name, token, Config.from_env(), is_lifelined=lifeline is not None)
+    try:
+        async with listening(Url.parse(url), token, agent.admit, agent.agreed, agent.refused) as real:
+            agent.url = real.text
+            await agent.start(preload)
+            ready = {"url": real.text, "host": agent.host, "name": name, "pid": os.getpid()}
+            if lifeline is None:
+                print(f"agent {name} listens on {real.text}", flush=True)
+            else:
+                lifeline.setblocking(False)
+                await loop.sock_sendall(lifeline, json.dumps(ready).encode() + b"\n")
+                loop.add_reader(lifeline.fileno(), _watch, lifeline, ended)
+            await ended.wait()
+    finally:
+        if lifeline is not None:
+            loop.remove_reader(lifeline.fileno())
+        await agent.aclose()
+
+
+def _watch(lifeline: socket.socket, ended: asyncio.Event) -> None:
+    try:
+        if lifeline.recv(64):
+            return
+    except BlockingIOError:
+        return
+    except OSError:
+        pass
+    asyncio.get_running_loop().remove_reader(lifeline.fileno())
+    ended.set()
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` on uvloop where it is installed, as `asyncio.run` does."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)

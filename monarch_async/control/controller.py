@@ -1,0 +1,191 @@
+"""The client's side of the control plane: its hosts, requests to their agents, what they report.
+
+The controller is on no message's path: calls go from the router to the agents directly. It keeps a session to every
+agent, hands out proc ids, and passes on deaths, failures and log lines.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from monarch_async.config import Config
+from monarch_async.control.worker import Exit
+from monarch_async.errors import Closed, Error, HostLost, Lost
+from monarch_async.ids import address, host_of, random_id32
+from monarch_async.runtime.call import Call
+from monarch_async.runtime.router import Router
+from monarch_async.transport.connection import Connection
+from monarch_async.transport.dial import Url
+from monarch_async.transport.session import Session
+from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, pack_frame
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host as every proc knows it: its id, its name, where its agent listens."""
+
+    id: int
+    name: str
+    url: str
+
+
+class ProcIds:
+    """Counts proc ids from a random start, so that two spawners on one host do not meet."""
+
+    def __init__(self) -> None:
+        """Start anywhere in the low 31 bits."""
+        self._next = itertools.count(random_id32())
+
+    def take(self) -> int:
+        """Return an id no proc of ours has; never 0, which is the agent."""
+        return next(self._next) & 0x7FFF_FFFF or self.take()
+
+
+class Requests:
+    """Msgpack requests to agents and procs, over a router. What a worker and a client have in common."""
+
+    def __init__(self, router: Router) -> None:
+        """Send through ``router``."""
+        self._router = router
+
+    def send(self, dst: int, operation: str, *arguments: object) -> Awaitable[Any]:
+        """Send one request now; await the answer. Raises Lost where the asked one is gone, Error where it refuses."""
+        router = self._router
+        call: Call[bytes] = Call(router, f"request {operation}", router.path(dst, 0))
+        call.id = router.control(dst, msgpack.packb([operation, *arguments]), call)
+        return _answer(call)
+
+    def post(self, dst: int, operation: str, *arguments: object) -> None:
+        """Send a request whose answer nobody needs."""
+        payload = msgpack.packb([operation, *arguments])
+        self._router.uplink(dst).send(pack_frame(CONTROL, 0, dst, self._router.address, 0, 0, b"", payload))
+
+    async def ask(self, dst: int, operation: str, *arguments: object) -> Any:
+        """Send one request and wait for its answer."""
+        return await self.send(dst, operation, *arguments)
+
+
+async def _answer(call: "Call[bytes]") -> Any:
+    answer = msgpack.unpackb(await call, strict_map_key=False)
+    if isinstance(answer, dict) and "error" in answer:
+        raise Error(answer["error"])
+    return answer
+
+
+class Controller:
+    """A client's connection to its cluster. One per program; meshes find its router by `active_router`."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        """Belong to the running loop."""
+        self.config, self.name = config, name
+        self._loop = asyncio.get_running_loop()
+        self.address = address(random_id32(), 1)
+        self.router = Router(self.address, config, name)
+        self.requests = Requests(self.router)
+        self.hosts: dict[int, Host] = {}
+        self._sessions: dict[int, Session] = {}
+        self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
+        self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
+        self.on_failure: Callable[[int, int, int, bytes], None] = lambda *_: None
+        self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
+        self.router.on_other = self._take
+        self.router.on_down = self._down
+
+    async def join(self, url: str, token: bytes) -> Host:
+        """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError."""
+        info = {"role": "client", "address": self.address, "name": self.name}
+        session = Session(self.router, Url.parse(url), token, info, self.config, self._lost)
+        try:
+            await session.open()
+        except BaseException:
+            await session.aclose()
+            raise
+        host = Host(host_of(session.peer["address"]), session.peer["name"], url)
+        if host.id in self._sessions:
+            await session.aclose()
+            raise ValueError(f"{url} and {self.hosts[host.id].url} are the same host agent")
+        self._sessions[host.id] = session
+        self.hosts[host.id] = host
+        self.router.add_uplink(host.id, session.connection)
+        return host
+
+    async def introduce(self) -> None:
+        """Tell every agent where the others are."""
+        urls = {host.id: host.url for host in self.hosts.values()}
+        await asyncio.gather(*[self.requests.ask(address(id, 0), "peers", urls) for id in urls])
+
+    async def leave(self, host: Host) -> None:
+        """Close the session to a host; its procs of ours end."""
+        session = self._sessions.pop(host.id, None)
+        self.hosts.pop(host.id, None)
+        self.router.remove_uplink(host.id)
+        if session is not None:
+            await session.aclose()
+
+    def declare_lost(self, host: Host, reason: str) -> None:
+        """The agent's process is known dead: no need to wait for the window."""
+        session = self._sessions.get(host.id)
+        if session is not None:
+            self._lost(session, reason)
+
+    async def aclose(self) -> None:
+        """Leave every host. Closing twice is fine."""
+        self._tick_handle.cancel()
+        self.router.close(Closed(self.name, "it has left its hosts"))
+        for host in list(self.hosts.values()):
+            await self.leave(host)
+
+    # -- what agents report ----------------------------------------------------------------------------------------
+
+    def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
+        if kind == LOG:
+            mesh, rank = msgpack.unpackb(control)
+            self.on_lines(mesh, rank, target, payload)
+        elif kind == EXITED:
+            self._exited(Exit.unpack(payload), target)
+        elif kind == FAILURE:
+            (actor,) = msgpack.unpackb(control)
+            self.on_failure(target, actor, call, payload)
+
+    def _exited(self, exit: Exit, owner_actor: int) -> None:
+        count = lose(self.router, exit)
+        self.on_exit(exit, owner_actor, count)
+
+    def _down(self, connection: Connection, error: Exception | None) -> None:
+        for session in list(self._sessions.values()):
+            if session.connection is connection:
+                session.went_down(error)
+
+    def _lost(self, session: Session, reason: str) -> None:
+        host = next((h for h in self.hosts.values() if self._sessions.get(h.id) is session), None)
+        if host is not None:
+            del self._sessions[host.id]
+            del self.hosts[host.id]
+            session.is_lost = True
+            session.connection.close()
+            self.router.remove_uplink(host.id)
+            self._exited(Exit.host_lost(address(host.id, 0), host.name, reason), 0)
+
+    def _tick(self) -> None:
+        self._tick_handle = self._loop.call_later(self.config.heartbeat / 2, self._tick)
+        for session in list(self._sessions.values()):
+            session.tick()
+
+
+def lose(router: Router, exit: Exit) -> int:
+    """Fail every pending call to a proc, or to a whole host, that has ended; return how many."""
+    error: Lost = exit.as_error()
+    if isinstance(error, HostLost):
+        host = host_of(exit.address)
+        return router.lose(lambda dst: host_of(dst) == host, error)
+    return router.lose(lambda dst: dst == exit.address, error)
+
+
+def default_name() -> str:
+    """Return what a client calls itself: program and pid."""
+    return f"client {os.getpid()}"

@@ -1,0 +1,41 @@
+"""The program a client starts as its host agent: ``python -m monarch_async.control.local_agent``."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from monarch_async.control.agent_process import read_token, run_loop, serve_agent
+from monarch_async.errors import Error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent of a client: ``--lifeline FD --listen URL --name NAME [--preload MODULE ...]``."""
+    parser = argparse.ArgumentParser(prog="monarch_async.control.agent_process")
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--preload", nargs="*", default=[])
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format=f"agent {options.name}: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(options.lifeline, False)
+    lifeline = socket.socket(fileno=options.lifeline)
+    token = read_token(None)
+    try:
+        run_loop(serve_agent(options.listen, token, options.name, options.preload, lifeline))
+    except (Error, OSError) as error:
+        try:
+            lifeline.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+        except OSError:
+            pass
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

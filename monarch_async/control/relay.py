@@ -1,0 +1,242 @@
+"""Routing inside an agent: frames in, the same frames out. It reads headers and never a payload.
+
+- Consecutive frames for one destination are forwarded as one slice of what was read, in one write.
+- A CAST becomes one CALL for each proc it names.
+- Replies to a cast are held until all of this host have come (or one failed, or a proc died), then sent in one write:
+  the caller is woken once per host, not once per member.
+
+R1. Frames from one sender to one receiver leave in the order they came.
+R2. Who sent to a proc, or owns it, is told of its death, after everything the proc sent before it died.
+R3. A frame for a proc that is gone or never was is answered with that proc's death.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_async.errors import BadFrame
+from monarch_async.ids import address, host_of
+from monarch_async.transport.connection import Connection
+from monarch_async.wire.frame import (
+    CALL,
+    CAST,
+    CHUNK,
+    CONTROL,
+    EXITED,
+    FAILED,
+    GATHERED,
+    HEADER,
+    HEADER_SIZE,
+    PING,
+    REPLY,
+    ROUTE,
+    U64,
+    split_cast,
+)
+
+
+class Gathering:
+    """The replies of this host to one cast."""
+
+    __slots__ = ("frames", "outstanding")
+
+    def __init__(self, members: set[int]) -> None:
+        """Wait for ``members``, proc addresses."""
+        self.outstanding = members
+        self.frames: list[bytes] = []
+
+
+class Desk(Protocol):
+    """The agent's own desk: what is addressed to it, and what cannot be delivered."""
+
+    def take_control(self, connection: Connection, src: int, call: int, payload: bytes) -> None:
+        """Take a request addressed to the agent."""
+        ...
+
+    def take_reply(self, call: int, payload: bytes) -> None:
+        """Take a proc's answer to the agent itself."""
+        ...
+
+    def take_exit(self, payload: bytes, proc: int) -> None:
+        """Take the news of a death on another host."""
+        ...
+
+    def take_undeliverable(self, connection: Connection, dst: int, kind: int) -> None:
+        """Nobody here has the address ``dst``."""
+        ...
+
+    def connection_down(self, connection: Connection, error: Exception | None) -> None:
+        """A connection broke."""
+        ...
+
+
+class Relay:
+    """The consumer of all of an agent's connections."""
+
+    def __init__(self, host: int, desk: Desk, find_peer: Callable[[int], Connection | None]) -> None:
+        """``host``: own host id; ``find_peer``: the connection to another host's agent, dialled on first use."""
+        self.host, self._desk, self._find_peer = host, desk, find_peer
+        self.address = address(host, 0)
+        self.routes: dict[int, Connection] = {}  #: workers and clients by address; learned ones behind peers too
+        self._gatherings: dict[tuple[int, int], Gathering] = {}
+
+    # -- hot path --------------------------------------------------------------------------------------------------
+
+    def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
+        """Forward whole frames; see `Consumer.feed`."""
+        unpack = ROUTE.unpack_from
+        offset, end, frames = 0, len(data), 0
+        run_dst, run_start = -1, 0
+        while end - offset >= HEADER_SIZE:
+            length, kind, flags, _, dst = unpack(data, offset)
+            stop = offset + length
+            if stop > end or length < HEADER_SIZE:
+                break
+            if (kind == REPLY and flags & GATHERED) or kind == CAST or kind >= PING or dst == self.address:
+                if run_dst >= 0:
+                    self._forward(connection, run_dst, data, run_start, offset)
+                    run_dst = -1
+                if kind >= PING:
+                    connection.take_link_frame(kind, data, offset)
+                    frames -= 1
+                else:
+                    self._take(connection, kind, flags, dst, data[offset:stop])
+            elif dst != run_dst:
+                if run_dst >= 0:
+                    self._forward(connection, run_dst, data, run_start, offset)
+                run_dst, run_start = dst, offset
+            offset = stop
+            frames += 1
+        if run_dst >= 0:
+            self._forward(connection, run_dst, data, run_start, offset)
+        return offset, frames
+
+    def _forward(self, source: Connection, dst: int, data: bytes, start: int, stop: int) -> None:
+        """Send ``data[start:stop]``, whole frames that all go to ``dst``."""
+        route = self._route(source, dst, data, start)
+        if route is None:
+            for offset in _frame_starts(data, start, stop):
+                self._desk.take_undeliverable(source, dst, data[offset + 4])
+        elif route.link is None:
+            route.send(data if stop - start == len(data) else data[start:stop])
+        else:
+            starts = [*_frame_starts(data, start, stop), stop]
+            route.send_run([data[a:b] for a, b in zip(starts, starts[1:], strict=False)])
+
+    def _route(self, source: Connection, dst: int, data: bytes, start: int) -> Connection | None:
+        route = self.routes.get(dst)
+        if route is None and host_of(dst) != self.host:
+            route = self._find_peer(host_of(dst))
+        if route is not None and dst not in source.sent_to:
+            source.sent_to.add(dst)
+            src = U64.unpack_from(data, start + 16)[0]
+            if src != source.address and src not in self.routes:
+                self.routes[src] = source  # behind a peer: answers go back the way they came
+        return route
+
+    def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
+        """Forward one large frame without joining it."""
+        _, kind, flags, _, dst = ROUTE.unpack_from(pieces[0])
+        if kind == CAST or dst == self.address or (kind == REPLY and flags & GATHERED):
+            self._take(connection, kind, flags, dst, b"".join(pieces))
+            return
+        route = self._route(connection, dst, pieces[0], 0)
+        if route is None:
+            if kind != CHUNK:
+                self._desk.take_undeliverable(connection, dst, kind)
+        else:
+            route.send_pieces(pieces)
+
+    # -- casts and their replies -----------------------------------------------------------------------------------
+
+    def _take(self, connection: Connection, kind: int, flags: int, dst: int, frame: bytes) -> None:
+        if kind == REPLY and flags & GATHERED:
+            self._gather(connection, flags, dst, frame)
+        elif kind == CAST:
+            self._split(connection, flags, dst, frame)
+        elif kind == CONTROL:
+            _, _, _, control, _, src, _, call = HEADER.unpack_from(frame)
+            self._desk.take_control(connection, src, call, frame[HEADER_SIZE + control :])
+        elif kind == REPLY:
+            self._desk.take_reply(HEADER.unpack_from(frame)[6], frame[HEADER_SIZE:])
+        elif kind == EXITED:
+            self._desk.take_exit(frame[HEADER_SIZE:], HEADER.unpack_from(frame)[7])
+        elif kind == CALL:
+            self._desk.take_undeliverable(connection, dst, kind)
+
+    def _split(self, connection: Connection, flags: int, dst: int, frame: bytes) -> None:
+        if host_of(dst) != self.host:
+            self._forward(connection, dst, frame, 0, len(frame))
+            return
+        procs, head, rest = split_cast(frame)
+        _, _, _, _, _, src, _, call = HEADER.unpack_from(frame)
+        if src not in self.routes:
+            self.routes[src] = connection
+        sent_to = connection.sent_to
+        members: set[int] = set()
+        missing: list[int] = []
+        pack = U64.pack
+        for proc in procs:
+            member = self.host << 32 | proc
+            route = self.routes.get(member)
+            if route is None:
+                missing.append(member)
+                continue
+            members.add(member)
+            sent_to.add(member)
+            route.send(head + pack(member) + rest)
+        if flags & GATHERED and members and not missing:
+            self._gatherings[(src, call)] = Gathering(members)
+        for member in missing:
+            self._desk.take_undeliverable(connection, member, CALL)
+
+    def _gather(self, connection: Connection, flags: int, dst: int, frame: bytes) -> None:
+        _, _, _, _, _, src, call, _ = HEADER.unpack_from(frame)
+        key = (dst, call)
+        gathering = self._gatherings.get(key)
+        if gathering is None:
+            self._forward(connection, dst, frame, 0, len(frame))
+            return
+        gathering.frames.append(frame)
+        gathering.outstanding.discard(src)
+        if not gathering.outstanding or flags & FAILED:
+            self._release(key, gathering)
+
+    def _release(self, key: tuple[int, int], gathering: Gathering) -> None:
+        """Send what came; what comes later is forwarded at once."""
+        del self._gatherings[key]
+        route = self.routes.get(key[0])
+        if route is not None and gathering.frames:
+            route.send_run(gathering.frames)
+
+    # -- deaths ----------------------------------------------------------------------------------------------------
+
+    def forget(self, member: int) -> list[Connection]:
+        """``member`` is gone: release what waits for it; return the connections that must hear of it."""
+        self.routes.pop(member, None)
+        for key, gathering in list(self._gatherings.items()):
+            if key[0] == member:
+                del self._gatherings[key]
+            elif member in gathering.outstanding:
+                self._release(key, gathering)
+        found = {id(c): c for c in self.routes.values() if member in c.sent_to}
+        return list(found.values())
+
+    def forget_connection(self, connection: Connection) -> None:
+        """Forget every address behind a connection."""
+        for member in [member for member, route in self.routes.items() if route is connection]:
+            self.routes.pop(member)
+
+    def connection_down(self, connection: Connection, error: Exception | None) -> None:
+        """Leave it to the desk."""
+        self._desk.connection_down(connection, error)
+
+
+def _frame_starts(data: bytes, start: int, stop: int) -> list[int]:
+    starts = []
+    while start < stop:
+        starts.append(start)
+        (length,) = (ROUTE.unpack_from(data, start)[0],)
+        if length < HEADER_SIZE:
+            raise BadFrame(f"a length of {length} is less than a header")
+        start += length
+    return starts

@@ -1,0 +1,222 @@
+"""Actor meshes: references to actors, addressed as an n-d array.
+
+A reference is addresses and an interface, nothing more: it pickles, it works from any proc, and it keeps nothing alive.
+"""
+
+import asyncio
+import functools
+import inspect
+import struct
+from array import array
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from monarch_async.errors import BadCall, Closed, NotAnEndpoint
+from monarch_async.ids import agent_of, proc_of, random_id64
+from monarch_async.mesh.domain import Domain, active_domain
+from monarch_async.mesh.endpoint import Endpoint, StreamEndpoint
+from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.mesh.sliced import Sliced
+from monarch_async.ranks import Extent, Region
+from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
+from monarch_async.runtime.call import MeshCall
+from monarch_async.runtime.proc import SPAWN, SpawnOrder, pack_recipe
+from monarch_async.runtime.router import Path, Router, active_router
+from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
+from monarch_async.wire.message import CallFields, pack_call_fields
+from monarch_async.wire.payload import Encoded
+
+_SPAWN = CallFields(SPAWN)
+_SPAWN_CONTROL = pack_call_fields(_SPAWN)
+
+
+class Cast:
+    """The members of one mesh (or slice) as a router needs them: paths in rank order, and procs by host."""
+
+    def __init__(self, router: Router, members: Sequence[int], actor: int, max_concurrency: int) -> None:
+        """``members``: proc addresses in rank order."""
+        self.router = router
+        self.paths: list[Path] = [router.path(member, actor, max_concurrency) for member in members]
+        by_agent: dict[int, list[int]] = defaultdict(list)
+        for member in members:
+            by_agent[agent_of(member)].append(proc_of(member))
+        self.hosts = [(agent, struct.pack(f"<{len(ids)}I", *ids)) for agent, ids in by_agent.items()]
+
+
+class ActorGroup:
+    """The actors of one `spawn`; known only in the process that spawned them, where they can be made anew."""
+
+    def __init__(self, domain: Domain, procs: ProcMesh, name: str, interface: Interface, recipe: Encoded) -> None:
+        """``recipe``: the pickled class and arguments."""
+        self.domain, self.name, self.procs = domain, name, procs
+        self.id = random_id64()
+        self.members = procs.addresses
+        self.extent: Extent = procs.extent
+        self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
+        self.is_stopped = False
+        order = SpawnOrder(name, self.extent, self.members, self.owner_actor, recipe.skeleton)
+        self._order = order.pack(recipe.buffers)
+        self.mesh = ActorMesh(name, self.id, interface, self.members, 1000, Region.full(self.extent), self)
+        domain.groups[self.id] = self
+        if procs.allocation is not None:
+            procs.allocation.groups.append(self)
+        self.ready = self._cast()
+
+    def _cast(self) -> "MeshCall[None]":
+        cast = self.mesh.cast
+        router = cast.router
+        region = self.mesh.region
+        call: MeshCall[None] = MeshCall(
+            router, f"spawn of {self.name}", cast.paths, region.rank_of, lambda _: None, first_error=True
+        )
+        call.id = router.register(call)
+        flags = WANTS_REPLY | GATHERED
+        call.nbytes = router.cast(cast.paths, cast.hosts, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
+        return call
+
+    def respawn(self, address: int) -> "MeshCall[None]":
+        """Make the one member at ``address`` anew."""
+        router = active_router()
+        rank = self.members.index(address)
+        path = router.path(address, self.id)
+        call: MeshCall[None] = MeshCall(
+            router, f"spawn of {self.name}[{rank}]", [path], lambda r: 0 if r == rank else None, lambda _: None, True
+        )
+        call.id = router.register(call)
+        call.nbytes = router.post(path, WANTS_REPLY | EAGER, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
+        return call
+
+    async def restart(self, rank: int) -> None:
+        """Make a member anew: in its proc where that lives, else with its proc."""
+        if self.is_stopped:
+            raise Closed(f"actor mesh {self.name}", "it was stopped")
+        address = self.members[rank]
+        allocation = self.procs.allocation
+        if allocation is None:
+            raise Closed(f"restart of {self.name}", "its procs belong to another process: restart them there")
+        if address in allocation.dead:
+            await allocation.restart(allocation.addresses.index(address))
+            return
+        await self.domain.requests.ask(address, "stop_actor", self.id, "restart")
+        await self.respawn(address)
+
+    async def stop(self, members: Sequence[int]) -> None:
+        """Stop the actors at these addresses: cancel, teardown. Waits for all."""
+        gone = self.procs.allocation.dead if self.procs.allocation is not None else set()
+        await asyncio.gather(
+            *[self.domain.requests.ask(m, "stop_actor", self.id, "it was stopped") for m in members if m not in gone]
+        )
+        if len(members) == len(self.members):
+            self.is_stopped = True
+            self.domain.groups.pop(self.id, None)
+
+
+class ActorMesh(Sliced):
+    """Actors. Made by `ProcMesh.spawn`. Every endpoint of the class is an attribute: ``mesh.step.call(batch)``.
+
+    ``await mesh`` waits until every member is up and raises what an ``__init__`` raised; it may be used before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        actor_id: int,
+        interface: Interface,
+        members: "array[int]",
+        max_concurrency: int,
+        region: Region,
+        group: ActorGroup | None,
+    ) -> None:
+        """``members``: proc addresses in rank order of the mesh as spawned."""
+        self.name, self.region, self.interface = name, region, interface
+        self._actor_id, self._members, self._max_concurrency, self._group = actor_id, members, max_concurrency, group
+        self._ready: MeshCall[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, "ActorMesh"]:
+        if self._group is not None:
+            procs = self._group.procs
+            if procs.allocation is not None:
+                yield from procs.allocation.wait_ready().__await__()
+            yield from self._group.ready.__await__()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, None)
+        return type(self), facts
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ActorMesh)
+            and (self._actor_id, self._members, self.region) == (other._actor_id, other._members, other.region)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._actor_id, self.region))
+
+    def seen_through(self, region: Region) -> "ActorMesh":
+        """Return the same actors through another region."""
+        facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, region, self._group)
+        return type(self)(*facts)
+
+    @functools.cached_property
+    def cast(self) -> Cast:
+        """The members as the router of this process needs them."""
+        if self.region.is_full:
+            members: Sequence[int] = self._members
+        else:
+            members = [self._members[rank] for rank in self.region.base_ranks]
+        return Cast(active_router(), members, self._actor_id, self._max_concurrency)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the endpoint of that name; the next access finds it without coming here."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        interface: Interface = self.__dict__["interface"]
+        spec = interface.endpoints.get(name)
+        if spec is None:
+            raise NotAnEndpoint(self.name, name, tuple(interface.endpoints), name in interface.methods)
+        kind = StreamEndpoint if spec.style is Style.STREAM else Endpoint
+        found = self.__dict__[name] = kind(self, spec)
+        return found
+
+    def label(self, index: int) -> str:
+        """Return ``name[rank]`` of the member at this place in the slice."""
+        return self.name if len(self._members) == 1 else f"{self.name}[{self.region.base_rank(index)}]"
+
+    async def restart(self, rank: int) -> None:
+        """Make the actor at ``rank`` anew with the arguments it was spawned with, its proc too where that is dead.
+
+        References stay valid; calls in flight fail. Waits until it is up. Only in the process that spawned it.
+        """
+        await self._owned("restart").restart(self.region.base_rank(rank))
+
+    async def stop(self) -> None:
+        """Stop these actors: running calls are cancelled, ``teardown`` runs; later calls fail with `ActorDied`."""
+        group = self._owned("stop")
+        if not group.is_stopped:
+            await group.stop([self._members[rank] for rank in self.region.base_ranks])
+
+    def _owned(self, what: str) -> ActorGroup:
+        if self._group is None:
+            raise Closed(f"{what} of {self.name}", f"only the process that spawned a mesh can {what} it")
+        return self._group
+
+
+def spawn_actors(
+    procs: ProcMesh, name: str, cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object]
+) -> ActorMesh:
+    """See `ProcMesh.spawn`."""
+    interface = interface_of(cls)
+    if cls.__init__ is not object.__init__:
+        try:
+            inspect.signature(cls).bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadCall(f"{cls.__name__}.__init__", f"{error}; its signature is {cls.__name__}{inspect.signature(cls)}") from None
+    elif args or kwargs:
+        raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given")
+    recipe = pack_recipe(cls, args, kwargs, f"argument of {cls.__name__}")
+    domain = active_domain()
+    group = ActorGroup(domain, procs, name, interface, recipe)
+    group.mesh._max_concurrency = cls.max_concurrency
+    return group.mesh

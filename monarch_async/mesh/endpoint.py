@@ -1,0 +1,213 @@
+"""Endpoints of a mesh, and their adverbs: how a call is spread, and what comes back.
+
+    call        every member; all results, as a `ValueMesh`
+    call_one    the only member; its result
+    choose      the member with the fewest calls from here in flight; its result
+    stream      every member; (point, result) as they finish; for async generators (point, item)
+    stream_one  the only member; the items of an async generator
+    broadcast   every member; no results; failures go to supervision
+
+Replying adverbs send when they are called and return a future. Arguments are checked against the endpoint's signature
+and pickled before anything is sent.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from monarch_async.errors import BadCall
+from monarch_async.mesh.stream import ItemSource, MergedSource, ResultSource, Stream
+from monarch_async.mesh.value_mesh import ValueMesh
+from monarch_async.ranks import Point
+from monarch_async.runtime.actor import EndpointSpec
+from monarch_async.runtime.call import Broadcast, Call, MeshCall
+from monarch_async.runtime.context import current_context
+from monarch_async.runtime.router import Path, Router
+from monarch_async.wire.frame import EAGER, GATHERED, STREAMED, WANTS_REPLY
+from monarch_async.wire.message import CallFields, pack_call_fields
+from monarch_async.wire.payload import Encoded, dumps_call
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from monarch_async.mesh.actor_mesh import ActorMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Caller:
+    """What both kinds of endpoint share: checking and pickling arguments, control fields."""
+
+    def __init__(self, mesh: "ActorMesh", spec: EndpointSpec, first_error: bool = False) -> None:
+        self._mesh, self._spec, self._first_error = mesh, spec, first_error
+        self._least, self._most = spec.positional
+        self._fields = CallFields(spec.name)
+        self._control = pack_call_fields(self._fields)
+        self._what = f"{mesh.name}.{spec.name}"
+        self._turn = 0
+
+    @functools.cached_property
+    def _router(self) -> Router:
+        return self._mesh.cast.router
+
+    @functools.cached_property
+    def _paths(self) -> list[Path]:
+        return self._mesh.cast.paths
+
+    def _encode(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Encoded:
+        if kwargs or not self._least <= len(args) <= self._most:
+            self._spec.check(self._what, args, kwargs)
+        return dumps_call(args, kwargs, self._what)
+
+    def _with_chain(self) -> tuple[CallFields, bytes]:
+        """Return the control fields; inside an endpoint they say who waits."""
+        context = current_context()
+        if context is None:
+            return self._fields, self._control
+        fields = self._fields._replace(chain=context.as_parent())
+        return fields, pack_call_fields(fields)
+
+    def _call_member(self, path: Path, args: tuple[object, ...], kwargs: dict[str, object]) -> "Call[Any]":
+        encoded = self._encode(args, kwargs)
+        fields, control = self._with_chain()
+        router = self._router
+        call: Call[Any] = Call(router, self._what, path)
+        call.id = router.register(call)
+        call.nbytes = router.post(path, WANTS_REPLY, fields, control, encoded, call.id)
+        return call
+
+    def _least_loaded(self) -> int:
+        """Return the member with the fewest calls from here unanswered; equals take turns."""
+        paths = self._paths
+        count = len(paths)
+        self._turn = start = (self._turn + 1) % count
+        best, best_load = start, paths[start].inflight + len(paths[start].queue)
+        for index in range(count):
+            path = paths[index]
+            load = path.inflight + len(path.queue)
+            if load < best_load:
+                best, best_load = index, load
+        return best
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._what}{self._spec.signature} of {self._mesh.extent or 'one actor'}>"
+
+
+class Endpoint(_Caller, Generic[P, R]):
+    """One endpoint of a mesh. See the module."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Refuse: a mesh wants an adverb. (Inside its own actor an endpoint is called as a plain method.)"""
+        raise BadCall(self._what, "say how: .call, .call_one, .choose, .stream or .broadcast")
+
+    def options(self, *, first_error: bool) -> "Endpoint[P, R]":
+        """Return the endpoint with ``call`` failing at the first error, cancelling the others, or gathering all (default)."""
+        return Endpoint(self._mesh, self._spec, first_error)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[ValueMesh[R]]":
+        """Call every member. The future's result is the `ValueMesh` of all results.
+
+        It raises `MeshError` where members raised (the exception itself where the mesh has one member, or with
+        ``options(first_error=True)``), and `ProcDied` or `HostLost` as soon as a member is lost.
+        """
+        return self._cast(args, kwargs, None)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
+        """Call the only member; the future's result is its result. Raises ExtentError where there are several."""
+        paths = self._paths
+        if len(paths) != 1:
+            self._mesh.require_one(f"{self._what}.call_one")
+        return self._call_member(paths[0], args, kwargs)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
+        """Call the member with the fewest calls from here in flight."""
+        index = self._least_loaded()
+        return self._call_member(self._paths[index], args, kwargs)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[tuple[Point, R]]:
+        """Call every member; iterate over (point, result) as they finish. The first error is raised at its turn."""
+        source: ResultSource[R] = ResultSource(self._mesh.extent)
+        source.follow(self._cast(args, kwargs, source))
+        return Stream(source)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[None]":
+        """Call every member, for no result. What they raise goes to supervision.
+
+        Nothing needs to be awaited; awaiting it waits until every member has started the call. Raises Backpressure
+        where a member is very far behind.
+        """
+        encoded = self._encode(args, kwargs)
+        router, paths = self._router, self._paths
+        call = Broadcast(router, self._what, paths, self._mesh.region.rank_of)
+        call.id = router.register(call)
+        call.nbytes = self._send(paths, 0, self._fields, self._control, encoded, call.id)
+        return call
+
+    def _cast(self, args: Any, kwargs: Any, stream: "ResultSource[R] | None") -> MeshCall[Any]:
+        encoded = self._encode(args, kwargs)
+        fields, control = self._with_chain()
+        router, paths, mesh = self._router, self._paths, self._mesh
+        build = functools.partial(ValueMesh, mesh.extent)
+        call: MeshCall[Any] = MeshCall(router, self._what, paths, mesh.region.rank_of, build, self._first_error)
+        call.id = router.register(call)
+        flags = WANTS_REPLY
+        if stream is not None:
+            call.on_each = stream.push
+            flags |= EAGER
+        call.nbytes = self._send(paths, flags, fields, control, encoded, call.id)
+        return call
+
+    def _send(
+        self, paths: Sequence[Path], flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int
+    ) -> int:
+        if len(paths) == 1:
+            return self._router.post(paths[0], flags, fields, control, encoded, call)
+        if not flags & EAGER:
+            flags |= GATHERED
+        return self._router.cast(paths, self._mesh.cast.hosts, flags, fields, control, encoded, call)
+
+
+class StreamEndpoint(_Caller, Generic[P, R]):
+    """An async-generator endpoint of a mesh."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Refuse: a mesh wants an adverb."""
+        raise BadCall(self._what, "it is an async generator: say .stream or .stream_one")
+
+    def stream_one(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Call the only member; iterate over the items it yields. Raises ExtentError where there are several.
+
+        The generator runs at most the stream's credit ahead (``stream_items`` and ``stream_bytes``). Leaving the loop
+        cancels it.
+        """
+        self._mesh.require_one(f"{self._what}.stream_one")
+        return Stream(self._open(self._paths[0], args, kwargs))
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Like `stream_one`, on the member with the fewest calls from here in flight."""
+        index = self._least_loaded()
+        return Stream(self._open(self._paths[index], args, kwargs))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[tuple[Point, R]]:
+        """Call every member; iterate over (point, item) of all of them as they come, each with its own credit."""
+        points = list(self._mesh.points())
+        return Stream(MergedSource(points, [self._open(path, args, kwargs) for path in self._paths]))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Refuse."""
+        raise BadCall(f"{self._what}.call", "it is an async generator: say .stream or .stream_one")
+
+    call_one = broadcast = call
+
+    def _open(self, path: Path, args: tuple[object, ...], kwargs: dict[str, object]) -> ItemSource[Any]:
+        encoded = self._encode(args, kwargs)
+        router = self._router
+        config = router.config
+        fields, _ = self._with_chain()
+        fields = fields._replace(credit=(config.stream_items, config.stream_bytes))
+        stream: ItemSource[Any] = ItemSource(router, self._what, path)
+        stream.id = router.register(stream)
+        flags = WANTS_REPLY | STREAMED
+        stream.nbytes = router.post(path, flags, fields, pack_call_fields(fields), encoded, stream.id)
+        return stream

@@ -1,0 +1,88 @@
+"""Host meshes: machines, each with an agent."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from monarch_async.control.controller import Host
+from monarch_async.errors import BadCall
+from monarch_async.mesh.domain import active_domain
+from monarch_async.mesh.proc_mesh import (
+    Allocation,
+    Env,
+    ProcMesh,
+    ProcRecipe,
+    check_per_host,
+    default_preload,
+)
+from monarch_async.mesh.sliced import Sliced
+from monarch_async.ranks import Extent, Region
+
+
+class HostMesh(Sliced):
+    """Hosts, addressed along the axis ``hosts``. Made by `local_hosts`, `attach`, or `this_host` in an actor."""
+
+    def __init__(self, hosts: Sequence[Host], region: Region | None = None, name: str = "hosts") -> None:
+        """``hosts`` in rank order."""
+        self.name = name
+        self._hosts = tuple(hosts)
+        self.region = region if region is not None else Region.full(Extent(hosts=len(self._hosts)))
+
+    def seen_through(self, region: Region) -> "HostMesh":
+        """Return the same hosts through another region."""
+        return HostMesh(self._hosts, region, self.name)
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The members, in rank order of this slice."""
+        return [self._hosts[rank] for rank in self.region.base_ranks]
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        *,
+        name: str = "procs",
+        env: Env | None = None,
+        preload: Sequence[str] | None = None,
+        start: str = "fork",
+        python: str | None = None,
+        cwd: str | None = None,
+    ) -> ProcMesh:
+        """Start worker processes on every host of this mesh; return their mesh, with the axes of both.
+
+        It may be used at once; ``await`` it to wait until all are up (raises SpawnFailed).
+
+        Args:
+            per_host: axes and sizes of the procs on each host: ``{"gpus": 4}``; one proc where not given.
+            name: what the procs are called in messages and log prefixes.
+            env: environment variables, or a function from `Point` to them; set before any of your code is imported.
+            preload: modules imported once, in the process workers are forked from. By default torch, where this program
+                has imported it.
+            start: ``"fork"`` from a warm process (milliseconds), or ``"spawn"``: a fresh interpreter, for libraries that
+                cannot be forked and variables that are read when the interpreter starts.
+            python: another interpreter or environment; implies ``"spawn"``. It must have this package.
+            cwd: working directory; the client's where not given.
+
+        Raises ExtentError for sizes or axes that make no mesh, BadCall for other arguments; nothing is started then.
+        """
+        if start not in ("fork", "spawn"):
+            raise BadCall("spawn_procs", f"start={start!r}: expected 'fork' or 'spawn'")
+        if isinstance(preload, str):
+            raise BadCall("spawn_procs", f"preload={preload!r}: expected a list of module names")
+        inner = check_per_host(per_host or {})
+        extent = Extent.of({**self.extent, **inner})
+        recipe = ProcRecipe(
+            env,
+            tuple(preload) if preload is not None else default_preload(),
+            "spawn" if python is not None else start,
+            python,
+            cwd,
+            tuple(os.path.abspath(path) for path in sys.path if path),
+        )
+        hosts = [host for host in self.hosts for _ in range(inner.size)]
+        return Allocation(active_domain(), name, extent, hosts, recipe).mesh
+
+
+def this_host() -> HostMesh:
+    """Return the host this code runs on, in an actor; in the client, the mesh of all its hosts' first member."""
+    return HostMesh(active_domain().hosts[:1], name="this_host")

@@ -1,0 +1,169 @@
+"""Ports and channels: many values back, from anywhere, at any time.
+
+    port, receiver = ma.channel()
+    await workers.run.call(port)          # each does: await port.send(value)
+    async for value in receiver: ...
+
+A port is a small reference that pickles. A receiver holds at most ``limit`` values; a sender's `send` resolves when its
+value has been admitted, so a full receiver makes its senders wait.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from monarch_async.errors import BadCall, Closed
+from monarch_async.ids import random_id64
+from monarch_async.runtime.call import Call
+from monarch_async.runtime.instance import NOTHING
+from monarch_async.runtime.report import pack_error
+from monarch_async.runtime.router import Router, active_router
+from monarch_async.wire.frame import CANCELLED, FAILED, WANTS_REPLY
+from monarch_async.wire.message import CallFields, pack_call_fields
+from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+
+T = TypeVar("T")
+
+_SEND = CallFields("send")
+_SEND_CONTROL = pack_call_fields(_SEND)
+
+
+class Port(Generic[T]):
+    """The sending end. Pickles; works from any proc."""
+
+    __slots__ = ("_address", "_id")
+
+    def __init__(self, address: int, port_id: int) -> None:
+        """Made by `channel`."""
+        self._address, self._id = address, port_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Port, (self._address, self._id)
+
+    def send(self, value: T) -> "asyncio.Future[None]":
+        """Send now; the future resolves when the receiver has admitted the value (waits while it is full).
+
+        Raises PicklingError at once; the future raises Closed where the receiver is closed, ProcDied where it is gone.
+        """
+        encoded = dumps(value, "value sent to a port")
+        router = active_router()
+        path = router.path(self._address, self._id)
+        call: Call[None] = Call(router, "port.send", path)
+        call.id = router.register(call)
+        call.nbytes = router.post(path, WANTS_REPLY, _SEND, _SEND_CONTROL, encoded, call.id)
+        return call
+
+
+class Receiver(Generic[T]):
+    """The receiving end; lives where it was made. Also an async context manager."""
+
+    def __init__(self, router: Router, limit: int) -> None:
+        """Made by `channel`."""
+        self._router, self._limit = router, limit
+        self.id = random_id64()
+        self._values: deque[T] = deque()
+        self._waiting: deque[tuple[int, int, Buffer, Sequence[Buffer]]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_closed = False
+        router.targets[self.id] = self
+
+    async def recv(self) -> T:
+        """Wait for the next value. Raises Closed after `close`."""
+        while not self._values:
+            if self._is_closed:
+                raise Closed("the receiver of this channel")
+            waiter: asyncio.Future[None] = self._router.loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        value = self._values.popleft()
+        if self._values:
+            self._wake()
+        self._admit()
+        return value
+
+    def __aiter__(self) -> "Receiver[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next value; ends when the receiver is closed."""
+        try:
+            return await self.recv()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        """Take nothing more: waiting and later senders get Closed. Twice is fine."""
+        self._is_closed = True
+        while self._waiting:
+            src, call, _, _ = self._waiting.popleft()
+            self._refuse(src, call)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def __aenter__(self) -> "Receiver[T]":
+        return self
+
+    async def __aexit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+        self._router.targets.pop(self.id, None)
+
+    # -- router.Target ---------------------------------------------------------------------------------------------
+
+    def accept(
+        self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """Take one value, or let it wait where the receiver is full."""
+        assert flags & WANTS_REPLY
+        if self._is_closed:
+            self._refuse(src, call)
+            return
+        self._waiting.append((src, call, skeleton, buffers))
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._values) < self._limit:
+            src, call, skeleton, buffers = self._waiting.popleft()
+            self._values.append(loads(skeleton, buffers))  # type: ignore[arg-type]
+            self._router.reply(src, call, 0, 0, NOTHING)
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def cancel(self, src: int, call: int) -> None:
+        """A sender gave up waiting."""
+        for entry in self._waiting:
+            if entry[0] == src and entry[1] == call:
+                self._waiting.remove(entry)
+                self._router.reply(src, call, 0, CANCELLED, Encoded(b"", []))
+                return
+
+    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
+        """Ports are not streams."""
+
+    def _refuse(self, src: int, call: int) -> None:
+        self._router.reply(src, call, 0, FAILED, Encoded(pack_error(Closed("the receiver of this channel")), []))
+
+
+def channel(limit: int = 1024) -> tuple[Port[Any], Receiver[Any]]:
+    """Return a port and the receiver of what is sent to it, which holds at most ``limit`` values.
+
+    Works in the client and in actors. Raises BadCall for a limit below 1.
+    """
+    if limit < 1:
+        raise BadCall("channel", f"limit={limit}: it must be 1 or more")
+    router = active_router()
+    receiver: Receiver[Any] = Receiver(router, limit)
+    return Port(router.address, receiver.id), receiver

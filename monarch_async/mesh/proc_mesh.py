@@ -1,0 +1,257 @@
+"""Proc meshes: worker processes, addressed as an n-d array."""
+
+import asyncio
+import os
+import signal as signals
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from monarch_async.control.controller import Host
+from monarch_async.errors import BadCall, Closed, ExtentError, SpawnFailed
+from monarch_async.ids import agent_of, host_of, proc_of
+from monarch_async.mesh.domain import Domain, active_domain
+from monarch_async.mesh.sliced import Sliced
+from monarch_async.ranks import Extent, Point, Region
+
+if TYPE_CHECKING:
+    from monarch_async.mesh.actor_mesh import ActorGroup
+
+P = ParamSpec("P")
+A = TypeVar("A")
+
+Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class ProcRecipe:
+    """How the procs of a mesh are made: what `HostMesh.spawn_procs` was given."""
+
+    env: Env | None = None
+    preload: tuple[str, ...] = ()
+    start: str = "fork"
+    python: str | None = None
+    cwd: str | None = None
+    sys_path: tuple[str, ...] = field(default_factory=tuple)
+
+    def spec(self, name: str, rank: int, extent: Extent, proc_id: int, owner_actor: int) -> dict[str, Any]:
+        """Return what the agent is told about one proc."""
+        point = extent.point(rank)
+        env = self.env(point) if callable(self.env) else self.env or {}
+        bad = [f"{k}={v!r}" for k, v in env.items() if not (isinstance(k, str) and isinstance(v, str))]
+        if bad:
+            raise BadCall("spawn_procs", f"env must map str to str: {', '.join(bad)}")
+        return {
+            "id": proc_id,
+            "mesh": name,
+            "rank": rank,
+            "extent": dict(extent),
+            "env": dict(env),
+            "cwd": self.cwd or os.getcwd(),
+            "start": self.start,
+            "python": self.python,
+            "title": f"{name}[{rank}]",
+            "entry": "monarch_async.mesh.worker:main",
+            "owner_actor": owner_actor,
+        }
+
+
+class Allocation:
+    """The procs of one `spawn_procs`, all slices of the mesh share it. Known only where it was spawned."""
+
+    def __init__(
+        self, domain: Domain, name: str, extent: Extent, hosts: Sequence[Host], recipe: ProcRecipe
+    ) -> None:
+        """One proc per point of ``extent``; ``hosts`` gives the host of each, in rank order."""
+        self.domain, self.name, self.extent, self.recipe = domain, name, extent, recipe
+        self.hosts = list(hosts)
+        self.addresses = array("Q", [host.id << 32 | domain.proc_ids.take() for host in hosts])
+        self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
+        self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
+        self.dead: set[int] = set()
+        self.is_stopped = False
+        self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
+        specs = [recipe.spec(name, r, extent, proc_of(a), self.owner_actor) for r, a in enumerate(self.addresses)]
+        for address in self.addresses:
+            domain.allocations[address] = self
+        self.ready = domain.start_task(self._spawn(range(len(specs)), specs))
+        self.ready.add_done_callback(self._check_ready)
+        self._is_awaited = False
+
+    def _check_ready(self, ready: "asyncio.Task[None]") -> None:
+        """A start that nobody awaits is still seen."""
+        if not ready.cancelled() and ready.exception() is not None and not self._is_awaited:
+            error = ready.exception()
+            assert error is not None
+            self.domain.router.loop.call_later(1.0, self._report_if_unseen, error)
+
+    def _report_if_unseen(self, error: BaseException) -> None:
+        if not self._is_awaited:
+            self.domain.router.report_unseen(error, f"spawn of {self.name}")
+
+    async def wait_ready(self) -> None:
+        """Wait until every proc is up. Raises SpawnFailed."""
+        self._is_awaited = True
+        await asyncio.shield(self.ready)
+
+    def _spawn(self, ranks: Sequence[int], specs: Sequence[dict[str, Any]]) -> Any:
+        """Send the requests now, one per host; return what waits for the answers."""
+        by_agent: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for rank, spec in zip(ranks, specs, strict=True):
+            by_agent[agent_of(self.addresses[rank])].append(spec)
+        recipe = self.recipe
+        asked = [
+            self.domain.requests.send(agent, "spawn", batch, list(recipe.preload), list(recipe.sys_path))
+            for agent, batch in by_agent.items()
+        ]
+
+        async def answers() -> None:
+            failures: dict[int, str] = {}
+            for answer in asked:
+                failures.update(await answer)
+            for rank, address in enumerate(self.addresses):
+                reason = failures.get(proc_of(address))
+                if reason is not None:
+                    self.dead.add(address)
+                    host = next(h.name for h in self.hosts if h.id == host_of(address))
+                    raise SpawnFailed(f"{self.name}[{rank}]", host, reason)
+
+        return answers()
+
+    async def restart(self, rank: int) -> None:
+        """End the proc if it lives, and make it and its actors anew, under the same address."""
+        if self.is_stopped:
+            raise Closed(f"proc mesh {self.name}", "it was stopped")
+        address = self.addresses[rank]
+        self.dead.add(address)  # what ends now is not a failure
+        await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "restart", 0.2)
+        spec = self.recipe.spec(self.name, rank, self.extent, proc_of(address), self.owner_actor)
+        waiting = self._spawn([rank], [spec])
+        self.dead.discard(address)
+        self.groups = [group for group in self.groups if not group.is_stopped]
+        actors = [group.respawn(address) for group in self.groups if address in group.members]
+        await waiting
+        for actor in actors:
+            await actor
+
+    async def stop(self, addresses: Sequence[int], reason: str) -> None:
+        """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
+        self.dead.update(addresses)
+        by_agent: dict[int, list[int]] = defaultdict(list)
+        for address in addresses:
+            by_agent[agent_of(address)].append(proc_of(address))
+        grace = self.domain.router.config.stop_grace
+        known = {host.id for host in self.domain.hosts}
+        await asyncio.gather(
+            *[
+                self.domain.requests.ask(agent, "stop", ids, reason, grace)
+                for agent, ids in by_agent.items()
+                if host_of(agent) in known
+            ]
+        )
+        if len(self.dead) == len(self.addresses):
+            self.is_stopped = True
+            for address in self.addresses:
+                self.domain.allocations.pop(address, None)
+
+
+class ProcMesh(Sliced):
+    """Worker processes. Made by `HostMesh.spawn_procs`; pickles, and works from any proc.
+
+    ``await procs`` waits until every proc is up (raises SpawnFailed); it may be used before.
+    """
+
+    def __init__(
+        self, name: str, addresses: "array[int]", host_names: dict[int, str], region: Region, allocation: Allocation | None
+    ) -> None:
+        """``addresses`` in rank order of the mesh as spawned."""
+        self.name, self.region = name, region
+        self._addresses, self._host_names, self._allocation = addresses, host_names, allocation
+
+    def __await__(self) -> Generator[Any, None, "ProcMesh"]:
+        if self._allocation is not None:
+            yield from self._allocation.wait_ready().__await__()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh, (self.name, self._addresses, self._host_names, self.region, None)
+
+    def seen_through(self, region: Region) -> "ProcMesh":
+        """Return the same procs through another region."""
+        return ProcMesh(self.name, self._addresses, self._host_names, region, self._allocation)
+
+    @property
+    def addresses(self) -> "array[int]":
+        """The proc address of each member, in rank order of this slice."""
+        if self.region.is_full:
+            return self._addresses
+        return array("Q", [self._addresses[rank] for rank in self.region.base_ranks])
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """The allocation, where this process spawned it."""
+        return self._allocation
+
+    def host_name(self, address: int) -> str:
+        """Return the name of the host an address is on."""
+        return self._host_names.get(host_of(address), f"{host_of(address):08x}")
+
+    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Make one actor of class ``cls`` in every proc of this mesh; return the actor mesh.
+
+        The result looks like ``cls`` to an editor: its endpoints have adverbs (``mesh.step.call(...)``). It may be used at
+        once; ``await`` it to wait until every ``__init__`` (and ``setup``) has returned, or to get what one raised.
+
+        Raises BadEndpoint (not an actor class), BadCall (arguments that do not fit ``__init__``), PicklingError.
+        """
+        from monarch_async.mesh.actor_mesh import spawn_actors
+
+        if self._allocation is not None and self._allocation.is_stopped:
+            raise Closed(f"proc mesh {self.name}", "it was stopped")
+        return spawn_actors(self, name, cls, args, kwargs)  # type: ignore[arg-type, return-value]
+
+    async def restart(self, rank: int) -> None:
+        """End the proc at ``rank`` if it lives, and make it and its actors anew in its place.
+
+        References stay valid. Calls in flight fail with `ProcDied`. Waits until the actors are up again.
+        """
+        await self._owned("restart").restart(self.region.base_rank(rank))
+
+    async def kill(self, signal: int = signals.SIGKILL) -> None:
+        """Send a signal to every proc of this (slice of a) mesh and to what it started. For tests and emergencies.
+
+        Returns once the agents have sent it; the death is then reported like any other.
+        """
+        domain = active_domain()
+        by_agent: dict[int, list[int]] = defaultdict(list)
+        for address in self.addresses:
+            by_agent[agent_of(address)].append(proc_of(address))
+        for agent, ids in by_agent.items():
+            await domain.requests.ask(agent, "kill", ids, int(signal), "")
+
+    async def stop(self) -> None:
+        """End these procs in order: teardown hooks, then TERM, then KILL; wait until all are gone. Twice is fine."""
+        allocation = self._owned("stop")
+        if not allocation.is_stopped:
+            await allocation.stop(self.addresses, "stop")
+
+    def _owned(self, what: str) -> Allocation:
+        if self._allocation is None:
+            raise Closed(f"{what} of {self.name}", f"only the process that spawned a mesh can {what} it")
+        return self._allocation
+
+
+def default_preload() -> tuple[str, ...]:
+    """Return what workers import before they are forked: torch and pyarrow, where this program uses torch."""
+    return ("torch", "pyarrow", "cloudpickle") if "torch" in sys.modules else ()
+
+
+def check_per_host(per_host: Mapping[str, int]) -> Extent:
+    """Return the extent of the procs of one host. Raises ExtentError."""
+    extent = Extent.of(per_host)
+    if "hosts" in extent:
+        raise ExtentError("the axis name 'hosts' is taken: it is the first axis of every proc mesh")
+    return extent

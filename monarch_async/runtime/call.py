@@ -1,0 +1,299 @@
+"""Calls in flight, seen from the caller: futures that were sent when they were made.
+
+Both are `asyncio.Future`s, so they await, gather, time out and cancel like any other. Two things differ:
+
+- `cancel` asks the other side to cancel and the future ends when that is acknowledged (or after ``cancel_grace``), so
+  that a caller who was cancelled knows that its work has stopped.
+- An exception that nobody looked at is not logged at exit but goes to supervision, like any other failure.
+"""
+
+import asyncio
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from monarch_async.errors import Lost, MeshError
+from monarch_async.runtime.report import load_report
+from monarch_async.wire.frame import CANCELLED, FAILED, MSGPACK
+from monarch_async.wire.payload import Buffer, loads
+
+if TYPE_CHECKING:
+    from monarch_async.runtime.router import Path, Router
+
+T = TypeVar("T")
+
+#: An exception that nobody awaits, kept in a future, counts as unhandled after so many seconds.
+UNSEEN = 5.0
+
+
+class Pending(Protocol):
+    """Whatever waits for replies to one call id."""
+
+    def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
+        """Take one member's reply; return whether that was all."""
+        ...
+
+    def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
+        """Fail what waits for members whose address ``gone`` knows; return whether nothing is left to wait for."""
+        ...
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        """Return whether it still waits for such a member."""
+        ...
+
+
+class RemoteFuture(asyncio.Future[T]):
+    """What call and mesh call share: cancelling remotely, and unseen failures."""
+
+    __slots__ = ("id", "is_cancelling", "router", "what")
+
+    def __init__(self, router: "Router", what: str) -> None:
+        """Belong to ``router``; ``what`` names the call: ``trainers[1].step``."""
+        super().__init__(loop=router.loop)
+        self.router, self.what = router, what
+        self.id = 0
+        self.is_cancelling = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the remote coroutines; the future is cancelled once they acknowledged."""
+        if self.done():
+            return False
+        if not self.is_cancelling:
+            self.is_cancelling = True
+            self.router.cancel(self)
+        return True
+
+    def give_up(self, msg: str | None = None) -> None:
+        """End as cancelled, now."""
+        if not self.done():
+            super().cancel(msg)
+
+    def fail(self, error: BaseException) -> None:
+        """End with ``error``. One that nobody awaits and nobody looks at within `UNSEEN` seconds is reported."""
+        self.set_exception(error)
+        if not self._callbacks:  # type: ignore[attr-defined]
+            self.router.loop.call_later(UNSEEN, _check_seen, weakref.ref(self))
+
+    def waits_for(self) -> "Sequence[Path]":
+        """The members that have not answered yet."""
+        raise NotImplementedError
+
+    def report_if_unseen(self) -> None:
+        """Hand an exception that nobody retrieved to supervision."""
+        if self._log_traceback:  # type: ignore[attr-defined]  # an exception that nobody retrieved
+            self._log_traceback = False
+            error = self.exception()
+            if error is not None:
+                self.router.report_unseen(error, self.what)
+
+    __del__ = report_if_unseen
+
+
+def _check_seen(reference: "weakref.ref[RemoteFuture[Any]]") -> None:
+    future = reference()
+    if future is not None:
+        future.report_if_unseen()
+
+
+def load_outcome(flags: int, skeleton: Buffer, buffers: Sequence[Buffer], what: str) -> tuple[object, Exception | None]:
+    """Return (value, None) or (None, error) from the payload of a reply."""
+    if flags & FAILED:
+        return None, load_report(skeleton)
+    try:
+        return loads(skeleton, buffers), None
+    except Exception as error:
+        error.add_note(f"raised while unpickling the result of {what}")
+        return None, error
+
+
+class Call(RemoteFuture[T]):
+    """A call of one member."""
+
+    __slots__ = ("nbytes", "path")
+
+    def __init__(self, router: "Router", what: str, path: "Path") -> None:
+        """Wait for the member at ``path``."""
+        super().__init__(router, what)
+        self.path = path
+        self.nbytes = 0
+
+    def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
+        self.router.answered(self.path, self.nbytes)
+        if self.done():
+            return True
+        if self.is_cancelling:
+            self.give_up(bytes(skeleton).decode() if flags & CANCELLED and skeleton else None)
+        elif flags & CANCELLED:
+            super().cancel("the endpoint was cancelled by another than its caller")
+        elif flags & MSGPACK:
+            self.set_result(bytes(skeleton))  # type: ignore[arg-type]
+        elif not flags & FAILED:
+            try:
+                self.set_result(loads(skeleton, buffers))  # type: ignore[arg-type]
+            except Exception as error:
+                error.add_note(f"raised while unpickling the result of {self.what}")
+                self.fail(error)
+        else:
+            self.fail(load_report(skeleton))
+        return True
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        return gone(self.path.dst)
+
+    def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
+        self.router.answered(self.path, self.nbytes)
+        if self.is_cancelling:
+            self.give_up()
+        elif not self.done():
+            self.fail(error)
+        return True
+
+    def waits_for(self) -> "Sequence[Path]":
+        return (self.path,)
+
+
+class MeshCall(RemoteFuture[T]):
+    """A call of every member of a region: all results, or `MeshError`, or the first error where that was asked for.
+
+    A member that is lost ends the call at once, in both modes: the others may wait for it for ever. What is still
+    running then is cancelled.
+    """
+
+    __slots__ = ("_build", "_errors", "_first_error", "_paths", "_position", "_results", "_waiting", "nbytes", "on_each")
+
+    def __init__(
+        self,
+        router: "Router",
+        what: str,
+        paths: "Sequence[Path]",
+        position: "Callable[[int], int | None]",
+        build: Callable[[list[Any]], T],
+        first_error: bool,
+    ) -> None:
+        """``position`` maps a member's own rank to its place here; ``build`` makes the result of all values."""
+        super().__init__(router, what)
+        self._paths, self._position, self._build, self._first_error = paths, position, build, first_error
+        self._results: list[Any] = [None] * len(paths)
+        self._waiting: set[int] = set(range(len(paths)))
+        self._errors: dict[int, Exception] = {}
+        self.nbytes = 0
+        self.on_each: Callable[[int, Any, Exception | None], None] | None = None
+
+    def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
+        index = self._position(rank)
+        if index is None or index not in self._waiting:
+            return not self._waiting
+        self._waiting.discard(index)
+        self.router.answered(self._paths[index], self.nbytes)
+        if self.done() or self.is_cancelling:
+            pass
+        elif flags & CANCELLED:
+            self._errors[index] = asyncio.CancelledError("cancelled by another than its caller")  # type: ignore[assignment]
+        else:
+            value, error = load_outcome(flags, skeleton, buffers, self.what)
+            self._results[index] = value
+            if error is not None:
+                self._errors[index] = error
+                if self._first_error:
+                    self._end_early(error)
+            if self.on_each is not None:
+                self.on_each(index, value, error)
+        if not self._waiting:
+            self._finish()
+            return True
+        return False
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        return any(gone(self._paths[index].dst) for index in self._waiting)
+
+    def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
+        lost = [index for index in self._waiting if gone(self._paths[index].dst)]
+        self._waiting.difference_update(lost)
+        for index in lost:
+            self.router.answered(self._paths[index], self.nbytes)
+            self._errors[index] = error
+            if self.on_each is not None and not self.done():
+                self.on_each(index, None, error)
+        if lost and not self.done() and not self.is_cancelling:
+            self._end_early(error)
+        if not self._waiting:
+            self._finish()
+            return True
+        return False
+
+    def waits_for(self) -> "Sequence[Path]":
+        return [self._paths[index] for index in self._waiting]
+
+    def _end_early(self, error: Exception) -> None:
+        if self.on_each is None:
+            self.fail(error)
+            self.router.cancel(self)  # the others go on for nobody
+
+    def _finish(self) -> None:
+        if self.done():
+            return
+        if self.is_cancelling:
+            self.give_up()
+        elif self.on_each is not None:  # everything has been handed over one by one
+            self.set_result(None)  # type: ignore[arg-type]
+        elif not self._errors:
+            self.set_result(self._build(self._results))
+        elif any(isinstance(error, asyncio.CancelledError) for error in self._errors.values()):
+            self.give_up("cancelled by another than its caller")
+        elif len(self._results) == 1 or (self._first_error and len(self._errors) == 1):
+            self.fail(next(iter(self._errors.values())))
+        else:
+            lost = next((e for e in self._errors.values() if isinstance(e, Lost)), None)
+            self.fail(lost if lost is not None else self._mesh_error())
+
+    def _mesh_error(self) -> MeshError:
+        good = {i: value for i, value in enumerate(self._results) if i not in self._errors}
+        return MeshError(f"{self.what}: {len(self._errors)} of {len(self._results)} members failed", self._errors, good)
+
+
+class Broadcast(RemoteFuture[None]):
+    """Resolves when every member has started the call. Nobody needs to await it: a lost member tells supervision itself."""
+
+    __slots__ = ("_paths", "_position", "_waiting", "nbytes")
+
+    def __init__(
+        self, router: "Router", what: str, paths: "Sequence[Path]", position: "Callable[[int], int | None]"
+    ) -> None:
+        """``position`` maps a member's own rank to its place in ``paths``."""
+        super().__init__(router, what)
+        self._paths, self._position = paths, position
+        self._waiting = set(range(len(paths)))
+        self.nbytes = 0
+
+    def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
+        index = self._position(rank)
+        if index in self._waiting:
+            self._waiting.discard(index)
+            self.router.answered(self._paths[index], self.nbytes)
+        if flags & FAILED and not self.done():
+            self.fail(load_report(skeleton))
+        return self._finish_if_complete()
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        return any(gone(self._paths[index].dst) for index in self._waiting)
+
+    def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
+        lost = [index for index in self._waiting if gone(self._paths[index].dst)]
+        self._waiting.difference_update(lost)
+        for index in lost:
+            self.router.answered(self._paths[index], self.nbytes)
+        if lost and not self.done():
+            self.fail(error)
+        return self._finish_if_complete()
+
+    def waits_for(self) -> "Sequence[Path]":
+        return [self._paths[index] for index in self._waiting]
+
+    def _finish_if_complete(self) -> bool:
+        if self._waiting:
+            return False
+        if self.is_cancelling:
+            self.give_up()
+        elif not self.done():
+            self.set_result(None)
+        return True

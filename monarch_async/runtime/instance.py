@@ -1,0 +1,431 @@
+"""An actor in its proc: takes calls in order, runs them, answers.
+
+    Starting   __init__ and setup run; calls wait in the mailbox
+    Running    calls start in the order they came
+    Failed     __init__ or setup raised: every call is answered with that error
+    Stopped    an orderly stop has begun: running calls are cancelled, new ones refused
+
+I1. Calls start in arrival order: `async` ones on the loop, up to ``max_concurrency`` at a time, plain ``def`` ones on the
+    actor's own thread, one at a time; with ``max_concurrency`` 1 one call of any style runs at a time.
+I2. Every call that wants a reply gets exactly one.
+I3. Stop, cancel and introspection do not queue behind calls.
+I4. A call whose callers already fill the actor is refused with `WouldDeadlock` and not queued.
+
+An endpoint that never awaits is run to its end where it arrives, without a task.
+"""
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.errors import (
+    ActorDied,
+    BadCall,
+    Closed,
+    Error,
+    NotAnEndpoint,
+    PicklingError,
+    WouldDeadlock,
+)
+from monarch_async.ranks import Extent
+from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, interface_of, never_waits
+from monarch_async.runtime.actor_thread import ActorThread
+from monarch_async.runtime.context import ActorLog, Context, _current
+from monarch_async.runtime.producer import Producer
+from monarch_async.runtime.report import format_traceback, pack_error, pack_raised
+from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
+from monarch_async.wire.message import CallFields
+from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+
+if TYPE_CHECKING:
+    from monarch_async.runtime.proc import Proc
+
+NOTHING = dumps(None)
+
+
+class State(Enum):
+    """See the module."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Request:
+    """One call that arrived."""
+
+    __slots__ = (
+        "buffers",
+        "call",
+        "context",
+        "credit",
+        "endpoint",
+        "flags",
+        "holds_slot",
+        "is_abandoned",
+        "since",
+        "skeleton",
+        "src",
+        "style",
+        "task",
+    )
+
+    def __init__(self, src: int, call: int, flags: int, endpoint: str, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
+        """Not started yet."""
+        self.src, self.call, self.flags, self.endpoint = src, call, flags, endpoint
+        self.skeleton, self.buffers = skeleton, buffers
+        self.style = Style.COROUTINE
+        self.task: asyncio.Task[None] | None = None
+        self.context: Context | None = None
+        self.credit: tuple[int, int] | None = None
+        self.holds_slot = False
+        self.is_abandoned = False  # cancelled by its caller, yet running on
+        self.since = 0.0
+
+
+class Instance:
+    """One member of an actor mesh. ``owner`` is (proc address, actor id) of who spawned it."""
+
+    def __init__(
+        self, proc: "Proc", actor_id: int, name: str, rank: int, extent: Extent, owner: tuple[int, int], is_alone: bool
+    ) -> None:
+        """Nothing runs before `start`."""
+        self.proc, self.id, self.name, self.rank, self.extent, self.owner = proc, actor_id, name, rank, extent, owner
+        self.label = name if is_alone else f"{name}[{rank}]"
+        self.state = State.STARTING
+        self.actor: object = None
+        self.interface: Interface | None = None
+        self.mailbox: deque[Request] = deque()
+        self.running: dict[tuple[int, int], Request] = {}
+        self.max_concurrency = 1000
+        self._slots = 0
+        self._methods: dict[str, tuple[Callable[..., Any], Style, bool]] = {}
+        self._thread: ActorThread | None = None
+        self._failure: bytes = b""
+        self._router = proc.router
+
+    @cached_property
+    def logger(self) -> ActorLog:
+        """See `Context.log`."""
+        return ActorLog(self.label, self.proc.info.host)
+
+    # -- start and stop --------------------------------------------------------------------------------------------
+
+    async def start(self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]) -> bytes | None:
+        """Construct the actor and run ``setup``; return None, or the report of what failed."""
+        _current.set(Context(self, "__init__", self.owner[0], 0, None))
+        try:
+            cls, args, kwargs = make()
+            self.interface = interface_of(cls)
+            self.max_concurrency = cls.max_concurrency
+            self._find_methods(cls)
+            if any(spec.style is Style.THREAD for spec in self.interface.endpoints.values()):
+                self._thread = ActorThread(self.label, self._router.loop)
+                self.actor = await self._thread.run(lambda: cls(*args, **kwargs))
+            else:
+                self.actor = cls(*args, **kwargs)
+            self._bind()
+            setup = getattr(self.actor, "setup", None)
+            if setup is not None and not isinstance(inspect.getattr_static(cls, "setup"), EndpointMark):
+                await _maybe_await(setup())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return self._fail(error)
+        if self.state is State.STARTING:
+            self.state = State.RUNNING
+            self._advance()
+        return None
+
+    def _find_methods(self, cls: type[Actor]) -> None:
+        assert self.interface is not None
+        for name, spec in self.interface.endpoints.items():
+            function = inspect.getattr_static(cls, name).function
+            self._methods[name] = (function, spec.style, spec.style is Style.COROUTINE and never_waits(function))
+
+    def _bind(self) -> None:
+        for name, (function, style, is_immediate) in self._methods.items():
+            self._methods[name] = (function.__get__(self.actor), style, is_immediate)
+
+    def _fail(self, error: BaseException) -> bytes:
+        """``__init__`` or ``setup`` raised: that is the answer to everything waiting, and from now on."""
+        self.state = State.FAILED
+        report = self.report(error, "__init__")
+        died = ActorDied(self.label, self.proc.info.host, f"__init__ raised {type(error).__name__}: {error}", format_traceback(error))
+        self._failure = pack_error(died)
+        for request in self.mailbox:
+            self._answer(request, FAILED, report)
+        self.mailbox.clear()
+        return report
+
+    async def stop(self, reason: str) -> None:
+        """Cancel what runs, refuse what waits, run ``teardown``. Stopping twice is fine."""
+        if self.state is State.STOPPED:
+            return
+        had_actor = self.state is State.RUNNING
+        self.state = State.STOPPED
+        self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
+        for request in self.mailbox:
+            self._answer(request, FAILED, self._failure)
+        self.mailbox.clear()
+        tasks = [request.task for request in self.running.values() if request.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._router.config.stop_grace)
+        try:
+            teardown = getattr(self.actor, "teardown", None) if had_actor else None
+            if teardown is not None and "teardown" not in self._methods:
+                _current.set(Context(self, "teardown", self.owner[0], 0, None))
+                await _maybe_await(teardown())
+        except Exception:
+            self.logger.exception("teardown raised")
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+            for key, request in list(self.running.items()):
+                del self.running[key]
+                self._answer(request, FAILED, self._failure)
+
+    # -- calls in --------------------------------------------------------------------------------------------------
+
+    def accept(
+        self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """Take one call (`router.Target`)."""
+        request = Request(src, call, flags, fields.endpoint, skeleton, buffers)
+        request.credit = fields.credit
+        if fields.chain:
+            request.context = Context(self, fields.endpoint, src, call, fields.chain)
+            if self._would_deadlock(fields.chain):
+                chain = [*(name for _, _, name in fields.chain), f"{self.label}.{fields.endpoint}"]
+                self._answer(request, FAILED, pack_error(WouldDeadlock(self.label, chain, self.max_concurrency)))
+                return
+        if self.state is State.RUNNING:
+            if self.mailbox or self._slots >= self.max_concurrency:
+                self.mailbox.append(request)
+                self._advance()
+            else:
+                self._begin(request)
+        elif self.state is State.STARTING:
+            self.mailbox.append(request)
+        else:
+            self._answer(request, FAILED, self._failure)
+
+    def _would_deadlock(self, chain: list[tuple[int, int, str]]) -> bool:
+        """I4: every slot is held by a call that waits, through ``chain``, for this one."""
+        own = sum(1 for actor, rank, _ in chain if actor == self.id and rank == self.rank)
+        return own >= self.max_concurrency
+
+    def _advance(self) -> None:
+        mailbox = self.mailbox
+        while mailbox and self.state is State.RUNNING and self._slots < self.max_concurrency:
+            self._begin(mailbox.popleft())
+
+    def _begin(self, request: Request) -> None:
+        found = self._methods.get(request.endpoint)
+        if found is None:
+            self._answer(request, FAILED, pack_error(self._no_such(request.endpoint)))
+            return
+        method, style, is_immediate = found
+        request.style = style
+        context = request.context
+        if context is None:
+            context = request.context = Context(self, request.endpoint, request.src, request.call, None)
+        if not request.flags & WANTS_REPLY:
+            # A broadcast is acknowledged when it starts: that is the sender's credit.
+            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), NOTHING)
+        self.proc.watch_loop(self)
+        if is_immediate:
+            self._run_now(request, method)
+            return
+        self.running[(request.src, request.call)] = request
+        request.since = time.monotonic()
+        if style is not Style.THREAD or self.max_concurrency == 1:
+            request.holds_slot = True
+            self._slots += 1
+        if style is Style.THREAD:
+            assert self._thread is not None
+            self._thread.submit(self._run_on_thread, request, method)
+            return
+        if style is Style.STREAM:
+            work: Coroutine[Any, Any, None] = self._run_stream(request, method)
+        else:
+            work = self._run(request, method)
+        token = _current.set(context)
+        request.task = self._router.loop.create_task(work)
+        _current.reset(token)
+
+    def _run_now(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        """Run an endpoint that never awaits, without a task."""
+        token = _current.set(request.context)
+        try:
+            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            method(*args, **kwargs).send(None)
+        except StopIteration as stop:
+            self._answer_value(request, stop.value)
+        except Exception as error:
+            self._answer_raised(request, error)
+        else:
+            raise AssertionError("an endpoint without await suspended")
+        finally:
+            _current.reset(token)
+
+    async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        try:
+            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            request.skeleton, request.buffers = b"", ()
+            value = await method(*args, **kwargs)
+        except asyncio.CancelledError:
+            self._end(request)
+            self._answer_cancelled(request)
+        except Exception as error:
+            self._end(request)
+            self._answer_raised(request, error)
+        else:
+            self._end(request)
+            self._answer_value(request, value)
+
+    async def _run_stream(self, request: Request, method: Callable[..., Any]) -> None:
+        config = self._router.config
+        producer = Producer(self, request, request.credit or (config.stream_items, config.stream_bytes))
+        try:
+            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            await producer.run(method(*args, **kwargs))
+        except asyncio.CancelledError:
+            self._end(request)
+            self._answer_cancelled(request)
+        except Exception as error:
+            self._end(request)
+            self._answer_raised(request, error)
+        else:
+            self._end(request)
+            self._answer(request, 0, NOTHING.skeleton)
+
+    def _run_on_thread(self, request: Request, method: Callable[..., object]) -> Callable[[], None]:
+        """Run a plain ``def`` endpoint; called on the actor's thread; what it returns is called on the loop."""
+        _current.set(request.context)
+        try:
+            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            request.skeleton, request.buffers = b"", ()
+            encoded = self._encode(request.endpoint, method(*args, **kwargs))
+        except Exception as caught:
+            error = caught
+            return lambda: self._thread_raised(request, error)
+        except BaseException as caught:  # SystemExit and the like must not end the thread in silence
+            escaped = caught
+            return lambda: self._thread_raised(request, escaped)
+        return lambda: self._thread_done(request, encoded)
+
+    def _thread_done(self, request: Request, encoded: Encoded) -> None:
+        if self._end(request) and request.flags & WANTS_REPLY:
+            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), encoded)
+
+    def _thread_raised(self, request: Request, error: BaseException) -> None:
+        if self._end(request) and not request.is_abandoned:
+            self._answer_raised(request, error)
+
+    def _end(self, request: Request) -> bool:
+        """Free the slot; return whether the call was still running (not cancelled, not stopped)."""
+        was_running = self.running.pop((request.src, request.call), None) is not None
+        request.task = None
+        if request.holds_slot:
+            request.holds_slot = False
+            self._slots -= 1
+        if self.mailbox:
+            self._router.loop.call_soon(self._advance)
+        return was_running
+
+    # -- cancel, credit --------------------------------------------------------------------------------------------
+
+    def cancel(self, src: int, call: int) -> None:
+        """Cancel a call; its end is the acknowledgement (`router.Target`)."""
+        request = self.running.get((src, call))
+        if request is None:
+            for waiting in self.mailbox:
+                if waiting.src == src and waiting.call == call:
+                    self.mailbox.remove(waiting)
+                    self._answer_cancelled(waiting)
+                    return
+            return  # already answered: that answer is the acknowledgement
+        if request.task is not None:
+            request.task.cancel()
+        elif self._thread is not None and self._thread.withdraw(request):
+            self._end(request)
+            self._answer_cancelled(request)
+        else:  # it keeps its slot until it ends, but its caller need not wait for that
+            what = f"{self.label}.{request.endpoint} is a plain def and cannot be interrupted: it runs on"
+            self.logger.warning("cancelled by its caller, but %s", what)
+            self._answer(request, CANCELLED, what.encode())
+            request.flags &= ~WANTS_REPLY
+            request.is_abandoned = True
+
+    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
+        """The consumer of a stream allows more (`router.Target`)."""
+        producer = self.proc.producers.get((src, call))
+        if producer is not None:
+            producer.allow(items, nbytes)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def report(self, error: BaseException, endpoint: str) -> bytes:
+        """Return the report of an exception raised in ``endpoint``."""
+        if isinstance(error, (PicklingError, BadCall, NotAnEndpoint)) and error.__traceback__ is None:
+            return pack_error(error)
+        point = dict(self.extent.point(self.rank))
+        return pack_raised(error, self.rank, point, self.label, endpoint, self.proc.info.host)
+
+    def encode_item(self, request: Request, value: object) -> Encoded:
+        """Pickle one item of a stream."""
+        return self._encode(request.endpoint, value)
+
+    def _encode(self, endpoint: str, value: object) -> Encoded:
+        return dumps(value, "result", of=f"{self.label}.{endpoint}")
+
+    def _answer_value(self, request: Request, value: object) -> None:
+        if request.flags & WANTS_REPLY:
+            try:
+                encoded = self._encode(request.endpoint, value)
+            except PicklingError as error:
+                self._answer(request, FAILED, pack_error(error))
+                return
+            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), encoded)
+
+    def _answer_raised(self, request: Request, error: BaseException) -> None:
+        report = pack_error(error) if isinstance(error, PicklingError) else self.report(error, request.endpoint)
+        if request.flags & WANTS_REPLY:
+            self._answer(request, FAILED, report)
+        else:
+            self.proc.report_failure(self.owner, self.id, self.rank, report)
+
+    def _answer_cancelled(self, request: Request) -> None:
+        self._answer(request, CANCELLED, b"")
+
+    def _answer(self, request: Request, flags: int, payload: bytes) -> None:
+        if request.flags & WANTS_REPLY:
+            kept = request.flags & (GATHERED | EAGER)
+            self._router.reply(request.src, request.call, self.rank, flags | kept, Encoded(payload, []))
+
+    def send_item(self, request: Request, encoded: Encoded) -> int:
+        """Send one item of a stream; return its size."""
+        return self._router.reply(request.src, request.call, self.rank, STREAMED, encoded)
+
+    def _no_such(self, endpoint: str) -> Error:
+        assert self.interface is not None
+        is_method = endpoint in self.interface.methods
+        return NotAnEndpoint(self.label, endpoint, tuple(self.interface.endpoints), is_method)
+
+    def refused(self) -> Error:
+        """Why nothing more is taken, for introspection."""
+        return Closed(self.label, self.state.value)
+
+
+async def _maybe_await(value: object) -> None:
+    if inspect.isawaitable(value):
+        await value

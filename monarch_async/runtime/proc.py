@@ -1,0 +1,273 @@
+"""A worker process from the inside: its connection to the agent, its actors, its lease on life.
+
+P1. A spawn takes its place among the messages to the actor it creates: what was sent after it finds the actor.
+P2. The proc ends itself when its agent is silent for longer than ``resume_window``, measured on a clock that also counts
+    while the machine is suspended: a host declared lost has no procs left when it comes back.
+P3. Requests of the runtime (status, stop) are answered by the loop at once, never behind users' calls.
+"""
+
+import asyncio
+import os
+import pickle
+import resource
+import sys
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from monarch_async.config import Config
+from monarch_async.errors import ActorDied, BadFrame, Closed
+from monarch_async.ids import agent_of, host_of
+from monarch_async.ranks import Extent
+from monarch_async.runtime.actor import Actor
+from monarch_async.runtime.context import ProcInfo
+from monarch_async.runtime.instance import NOTHING, Instance, State
+from monarch_async.runtime.producer import Producer
+from monarch_async.runtime.report import pack_error
+from monarch_async.runtime.router import Router
+from monarch_async.runtime.watchdog import Watchdog
+from monarch_async.transport.connection import Connection
+from monarch_async.wire.frame import (
+    CONTROL,
+    EAGER,
+    FAILED,
+    FAILURE,
+    GATHERED,
+    LEASE,
+    MSGPACK,
+    REPLY,
+    WANTS_REPLY,
+    pack_frame,
+)
+from monarch_async.wire.message import CallFields
+from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+
+#: The endpoint name of the message that creates an actor.
+SPAWN = "__spawn__"
+
+
+@dataclass(frozen=True)
+class SpawnOrder:
+    """What creates the members of an actor mesh; the same bytes for all of them.
+
+    ``members`` are the proc addresses in rank order; ``owner`` is the actor id of who spawns them in its proc (0: the
+    client's program); ``skeleton`` the pickled (class, args, kwargs), unpickled only where the actor will live.
+    """
+
+    name: str
+    extent: Extent
+    members: "array[int]"
+    owner: int
+    skeleton: bytes
+
+    def pack(self, buffers: list[memoryview]) -> Encoded:
+        """Return the payload of the spawn message; ``buffers`` belong to ``skeleton``."""
+        return Encoded(pickle.dumps(self), buffers)
+
+
+def pack_recipe(cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object], what: str) -> Encoded:
+    """Pickle what an actor is made of. Raises PicklingError naming the culprit."""
+    return dumps((cls, args, kwargs), what)
+
+
+class Proc:
+    """This worker. ``router.on_other`` of kinds FAILURE and EXITED are left to `on_event`."""
+
+    def __init__(self, router: Router, info: ProcInfo, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take over what the router does not deliver itself. ``clock`` is the lease's (P2)."""
+        self.router, self.info = router, info
+        self.instances: dict[int, Instance] = {}
+        self.producers: dict[tuple[int, int], Producer] = {}
+        self.started_at = time.time()
+        self.ended: asyncio.Future[int] = router.loop.create_future()
+        self.on_event: Callable[[int, int, int, int, bytes], None] = lambda *_: None
+        self.before_end: Callable[[], Awaitable[None]] | None = None
+        self._watchdog = Watchdog(router.loop, router.config.block_warning, f"proc {info}")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._clock = clock
+        self._lease_at = clock()
+        self._was_overdue = False
+        router.on_other = self._take
+        router.on_missing = self._take_missing
+        router.on_down = self._agent_gone
+        router.loop.call_later(router.config.resume_window / 4, self._check_lease)
+
+    # -- actors ----------------------------------------------------------------------------------------------------
+
+    def watch_loop(self, instance: Instance) -> None:
+        """An endpoint of ``instance`` is about to run on the loop."""
+        watchdog = self._watchdog
+        watchdog.label = instance.label
+        if not watchdog.is_awake:
+            watchdog.wake()
+
+    def _take_missing(
+        self, src: int, call: int, flags: int, target: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """A call to something that is not here: the one that creates it, or one that comes too late."""
+        if fields.endpoint == SPAWN:
+            self._spawn(src, call, flags, target, skeleton, buffers)
+        elif flags & WANTS_REPLY:
+            error = ActorDied(f"{target:016x}", self.info.host, f"proc {self.info} has no such actor")
+            self.router.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
+
+    def _spawn(self, src: int, call: int, flags: int, actor_id: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
+        order: SpawnOrder = pickle.loads(skeleton)
+        rank = order.members.index(self.info.address)
+        owner = (src, order.owner)
+        instance = Instance(self, actor_id, order.name, rank, order.extent, owner, len(order.members) == 1)
+        self.instances[actor_id] = instance
+        self.router.targets[actor_id] = instance
+
+        async def start() -> None:
+            report = await instance.start(lambda: loads(order.skeleton, buffers))  # type: ignore[return-value]
+            kept = flags & (GATHERED | EAGER)
+            if report is None:
+                self.router.reply(src, call, rank, kept, NOTHING)
+            else:
+                self.router.reply(src, call, rank, kept | FAILED, Encoded(report, []))
+
+        self._start_task(start())
+
+    def report_failure(self, owner: tuple[int, int], actor_id: int, rank: int, report: bytes) -> None:
+        """Tell the owner of an actor that it failed outside any call that could carry the error."""
+        proc, owner_actor = owner
+        self.router.uplink(proc).send(
+            pack_frame(FAILURE, 0, proc, self.info.address, owner_actor, rank, msgpack.packb([actor_id]), report)
+        )
+
+    def _start_task(self, work: Any) -> None:
+        task = self.router.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.router.loop.call_exception_handler({"message": f"in proc {self.info}", "exception": task.exception()})
+
+    # -- what is not a call ----------------------------------------------------------------------------------------
+
+    def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
+        if kind == CONTROL:
+            operation, *arguments = msgpack.unpackb(payload)
+            self._control(src, call, operation, arguments)
+        elif kind == LEASE:
+            self._lease_at = self._clock()
+        elif kind == FAILURE:
+            (actor_id,) = msgpack.unpackb(control)
+            self.on_event(kind, target, actor_id, call, payload)
+        else:
+            self.on_event(kind, target, 0, call, payload)
+
+    def _control(self, src: int, call: int, operation: str, arguments: list[Any]) -> None:
+        match operation:
+            case "status":
+                self._answer(src, call, self.status())
+            case "stop_actor":
+                self._start_task(self._stop_actor(src, call, *arguments))
+            case "shutdown":
+                self._start_task(self.shutdown(*arguments))
+            case _:
+                raise BadFrame(f"unknown request {operation!r}")
+
+    def _answer(self, dst: int, call: int, value: object) -> None:
+        self.router.uplink(dst).send(
+            pack_frame(REPLY, MSGPACK, dst, self.info.address, call, 0, b"", msgpack.packb(value))
+        )
+
+    async def _stop_actor(self, src: int, call: int, actor_id: int, reason: str) -> None:
+        instance = self.instances.pop(actor_id, None)
+        if instance is not None:
+            await instance.stop(reason)
+        self._answer(src, call, None)
+
+    async def shutdown(self, reason: str) -> None:
+        """Stop every actor, youngest first, then end the process with status 0."""
+        for instance in reversed(list(self.instances.values())):
+            await instance.stop(reason)
+        if self.before_end is not None:
+            await self.before_end()
+        if not self.ended.done():
+            self.ended.set_result(0)
+
+    def close(self) -> None:
+        """End the proc's own machinery."""
+        self._watchdog.close()
+        self.router.close(Closed(f"proc {self.info}"))
+
+    def status(self) -> dict[str, Any]:
+        """What the `monarch-async status` table shows of this proc."""
+        now = time.monotonic()
+        return {
+            "pid": os.getpid(),
+            "rss": _resident_bytes(),
+            "pending": len(self.router.pending),
+            "actors": [
+                {
+                    "name": instance.label,
+                    "state": instance.state.value,
+                    "queued": len(instance.mailbox),
+                    "running": [[r.endpoint, round(now - r.since, 3), r.src] for r in instance.running.values()],
+                }
+                for instance in self.instances.values()
+                if instance.state is not State.STOPPED
+            ],
+        }
+
+    # -- the lease -------------------------------------------------------------------------------------------------
+
+    def _agent_gone(self, connection: Connection, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(1)
+
+    def _check_lease(self) -> None:
+        """P2. A blocked loop reads late: only what is still overdue a second later counts."""
+        window = self.router.config.resume_window
+        is_overdue = self._clock() - self._lease_at > window
+        if is_overdue and self._was_overdue:
+            sys.stderr.write(f"proc {self.info}: no sign of its host agent for {window:g} s: ending itself\n")
+            sys.stderr.flush()
+            os._exit(71)
+        self._was_overdue = is_overdue
+        self.router.loop.call_later(1.0 if is_overdue else window / 4, self._check_lease)
+
+
+def boot_time() -> float:
+    """Seconds on a clock that goes on while the machine is suspended, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], None]) -> int:
+    """Run one worker on the running loop until it is told to stop; return its exit status.
+
+    ``control`` is the inherited socket to the agent; ``prepare`` is called before the first message is read.
+    """
+    extent = Extent.of(spec["extent"])
+    me = spec["address"]
+    info = ProcInfo(me, spec["mesh"], spec["rank"], extent.point(spec["rank"]), spec["host"], os.getpid())
+    config = Config(**spec["config"])
+    router = Router(me, config, f"proc {info}")
+    connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame)
+    router.add_uplink(host_of(me), connection)
+    proc = Proc(router, info, time.monotonic if spec["is_lifelined"] else boot_time)
+    prepare(proc)
+    await router.loop.create_unix_connection(lambda: connection, sock=control)
+    connection.send(pack_frame(CONTROL, 0, agent_of(me), me, 0, 0, b"", msgpack.packb(["up"])))
+    try:
+        return await proc.ended
+    finally:
+        proc.close()
+        connection.close()

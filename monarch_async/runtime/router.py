@@ -1,0 +1,577 @@
+"""The router: one per process; sends calls, takes replies, delivers calls to what lives here.
+
+A *path* is one sender to one member (proc address, actor id). All calls to a member go through its path, in order. A
+path has a window: past ``window_calls`` unanswered calls or ``window_bytes`` of their payload, further calls wait here,
+at the sender, so that neither the agent nor the receiver has to hold what the receiver does not keep up with.
+
+Routing is by host: a client has a connection to each agent, a worker one to its own agent, which forwards.
+
+Hot path: `feed`, `post`, `take_reply`. No task, closure or log record there.
+"""
+
+import asyncio
+import itertools
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from monarch_async.config import Config
+from monarch_async.errors import Backpressure, BadFrame, Closed, Lost
+from monarch_async.ids import format_address, host_of
+from monarch_async.runtime.call import Pending, RemoteFuture
+from monarch_async.runtime.context import current_context
+from monarch_async.runtime.transfer import BlockPool, Inbound, Outbound
+from monarch_async.transport.connection import Connection
+from monarch_async.wire.frame import (
+    ACK,
+    BUFFERS,
+    CALL,
+    CANCEL,
+    CHUNK,
+    CHUNKED,
+    CONTROL,
+    CREDIT,
+    GATHERED,
+    HEADER,
+    HEADER_SIZE,
+    PING,
+    REPLY,
+    pack_cast,
+    pack_frame,
+)
+from monarch_async.wire.message import (
+    CallFields,
+    cut,
+    pack_call_fields,
+    pack_reply_fields,
+    parse_call_fields,
+    parse_reply_fields,
+)
+from monarch_async.wire.payload import Buffer, Encoded
+
+log = logging.getLogger("monarch_async")
+
+#: The payload of a CREDIT for a stream: items, bytes.
+CREDITS = struct.Struct("<qq")
+
+
+class Target(Protocol):
+    """What calls are delivered to: an actor, a port, or the proc itself."""
+
+    def accept(
+        self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """Take one call; answer it by `Router.reply`."""
+        ...
+
+    def cancel(self, src: int, call: int) -> None:
+        """The caller gave up; acknowledge by its reply."""
+        ...
+
+    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
+        """The consumer of a streamed call allows more."""
+        ...
+
+
+class Path:
+    """One sender to one member."""
+
+    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "window")
+
+    def __init__(self, dst: int, actor: int, connection: Connection, window: int) -> None:
+        """Nothing in flight."""
+        self.dst, self.actor, self.connection, self.window = dst, actor, connection, window
+        self.inflight = 0
+        self.inflight_bytes = 0
+        self.queue: deque[tuple[int, int, Callable[[], None]]] = deque()
+
+
+class Router:
+    """See the module. ``address`` is this process's own."""
+
+    def __init__(self, address: int, config: Config, name: str) -> None:
+        """Belong to the running loop."""
+        self.address, self.config, self.name = address, config, name
+        self.loop = asyncio.get_running_loop()
+        self.pending: dict[int, Pending] = {}
+        self.targets: dict[int, Target] = {}
+        self.pool = BlockPool()
+        self.is_closed = False
+        self._uplinks: dict[int, Connection] = {}
+        self._uplink: Connection | None = None
+        self._paths: dict[tuple[int, int], Path] = {}
+        self._ids = itertools.count(1)
+        self._inbound: dict[tuple[int, int], Inbound] = {}
+        self._outbound: dict[int, tuple[Outbound, Connection]] = {}
+        self._held: dict[tuple[int, int], deque[Callable[[], None] | Inbound]] = {}
+        #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
+        self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
+        #: A call to something that is not here.
+        self.on_missing: Callable[[int, int, int, int, CallFields, Buffer, Sequence[Buffer]], None] = lambda *_: None
+        self.on_down: Callable[[Connection, Exception | None], None] = lambda *_: None
+        self.on_unseen: Callable[[BaseException, str], None] = lambda error, what: log.error("%s: %s", what, error)
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def add_uplink(self, host: int, connection: Connection) -> None:
+        """Send what goes to ``host`` over ``connection``; the first one also takes what goes to unknown hosts."""
+        self._uplinks[host] = connection
+        if self._uplink is None:
+            self._uplink = connection
+
+    def remove_uplink(self, host: int) -> None:
+        """Forget a host."""
+        gone = self._uplinks.pop(host, None)
+        if gone is self._uplink:
+            self._uplink = next(iter(self._uplinks.values()), None)
+        for key in [key for key in self._paths if host_of(key[0]) == host]:
+            del self._paths[key]
+
+    def uplink(self, dst: int) -> Connection:
+        """Return the connection towards ``dst``. Raises `Closed` where there is none any more."""
+        found = self._uplinks.get(dst >> 32) or self._uplink
+        if found is None:
+            raise Closed(self.name, "it has left its hosts")
+        return found
+
+    def path(self, dst: int, actor: int, max_concurrency: int = 1000) -> Path:
+        """Return the one path to a member."""
+        path = self._paths.get((dst, actor))
+        if path is None:
+            window = max(self.config.window_calls, 2 * max_concurrency)
+            path = self._paths[(dst, actor)] = Path(dst, actor, self.uplink(dst), window)
+        return path
+
+    def forget_paths(self, dst: int) -> None:
+        """The proc at ``dst`` is gone: what waits for its window can never be sent."""
+        for key in [key for key in self._paths if key[0] == dst]:
+            path = self._paths[key]
+            path.queue.clear()
+            path.inflight = path.inflight_bytes = 0
+
+    # -- calls out -------------------------------------------------------------------------------------------------
+
+    def register(self, pending: Pending) -> int:
+        """Return a call id for ``pending``."""
+        if self.is_closed:
+            raise Closed(self.name)
+        call = next(self._ids)
+        self.pending[call] = pending
+        return call
+
+    def post(self, path: Path, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int) -> int:
+        """Send one call to one member; return its size. ``control`` is ``fields`` packed."""
+        skeleton, buffers = encoded
+        if not buffers and len(skeleton) <= self.config.large:
+            length = HEADER_SIZE + len(control) + len(skeleton)
+            head = HEADER.pack(length, CALL, flags, len(control), path.dst, self.address, path.actor, call)
+            frame = head + control + skeleton
+            if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
+                path.inflight += 1
+                path.inflight_bytes += length
+                path.connection.send(frame)
+            else:
+                self._wait(path, call, length, lambda: path.connection.send(frame))
+            return length
+        return self._post_large(path, flags, fields, encoded, call)
+
+    def _post_large(self, path: Path, flags: int, fields: CallFields, encoded: Encoded, call: int) -> int:
+        send, nbytes = self._large(CALL, flags, path.dst, path.actor, call, fields, encoded, path.connection)
+        if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
+            path.inflight += 1
+            path.inflight_bytes += nbytes
+            send()
+        else:
+            self._wait(path, call, nbytes, send)
+        return nbytes
+
+    def _wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
+        if len(path.queue) >= 16 * path.window:
+            self.pending.pop(call, None)
+            raise Backpressure(
+                f"the queue of calls to {format_address(path.dst)}",
+                f"{len(path.queue)} calls wait behind {path.inflight} unanswered ones",
+                "await some of them before sending more",
+            )
+        path.queue.append((call, nbytes, send))
+
+    def answered(self, path: Path, nbytes: int) -> None:
+        """A call of this size on this path has been answered: the next one that waits may go."""
+        if path.inflight > 0:
+            path.inflight -= 1
+            path.inflight_bytes -= nbytes
+        queue = path.queue
+        while queue and path.inflight < path.window and path.inflight_bytes < self.config.window_bytes:
+            _, size, send = queue.popleft()
+            path.inflight += 1
+            path.inflight_bytes += size
+            send()
+
+    def cast(
+        self,
+        paths: Sequence[Path],
+        hosts: Sequence[tuple[int, bytes]],
+        flags: int,
+        fields: CallFields,
+        control: bytes,
+        encoded: Encoded,
+        call: int,
+    ) -> int:
+        """Send one call to many members: one frame per host, ``hosts`` being (agent address, packed proc ids).
+
+        Falls back to one frame per member where a window is full or the payload is large.
+        """
+        skeleton, buffers = encoded
+        limit, size = self.config.window_bytes, HEADER_SIZE + len(control) + len(skeleton)
+        is_plain = not buffers and len(skeleton) <= self.config.large
+        if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
+            flags &= ~GATHERED
+            return max([self.post(path, flags, fields, control, encoded, call) for path in paths], default=0)
+        actor = paths[0].actor
+        for path in paths:
+            path.inflight += 1
+            path.inflight_bytes += size
+        for agent, procs in hosts:
+            frame = pack_cast(flags, agent, self.address, actor, call, procs, control, skeleton)
+            self.uplink(agent).send(frame)
+        return size
+
+    def cancel(self, call: RemoteFuture[Any]) -> None:
+        """Tell the members that have not answered; give up after ``cancel_grace``."""
+        waiting = call.waits_for()
+        for path in waiting:
+            before = len(path.queue)
+            if before:
+                path.queue = deque(entry for entry in path.queue if entry[0] != call.id)
+            if len(path.queue) < before:  # never sent: nothing to acknowledge
+                self._acknowledge_unsent(call, path)
+            else:
+                path.connection.send(pack_frame(CANCEL, 0, path.dst, self.address, path.actor, call.id))
+        if not call.done():
+            self.loop.call_later(self.config.cancel_grace, self._cancel_overdue, call)
+
+    def _acknowledge_unsent(self, call: RemoteFuture[Any], path: Path) -> None:
+        pending = self.pending.get(call.id)
+        if pending is not None and pending.lose(lambda dst: dst == path.dst, Closed(call.what)):
+            self.pending.pop(call.id, None)
+        path.inflight += 1  # `lose` counted an answer for a call that was never in flight
+
+    def _cancel_overdue(self, call: RemoteFuture[Any]) -> None:
+        if not call.done():
+            late = ", ".join(format_address(path.dst) for path in call.waits_for())
+            log.warning("%s: no acknowledgement of its cancellation after %g s from %s", call.what, self.config.cancel_grace, late)
+            self.pending.pop(call.id, None)
+            call.give_up("cancelled, but not acknowledged in time")
+
+    def control(self, dst: int, request: bytes, pending: Pending) -> int:
+        """Send a msgpack request to an agent or to a proc's runtime."""
+        call = self.register(pending)
+        self.uplink(dst).send(pack_frame(CONTROL, 0, dst, self.address, 0, call, b"", request))
+        return call
+
+    # -- replies out -----------------------------------------------------------------------------------------------
+
+    def reply(self, dst: int, call: int, rank: int, flags: int, encoded: Encoded, actor: int = 0) -> int:
+        """Answer a call; return the size sent."""
+        skeleton, buffers = encoded
+        connection = self.uplink(dst)
+        if not buffers and len(skeleton) <= self.config.large:
+            length = HEADER_SIZE + len(skeleton)
+            connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
+            return length
+        flags &= ~GATHERED
+        send, nbytes = self._large(REPLY, flags, dst, call, rank, None, encoded, connection)
+        send()
+        return nbytes
+
+    def _large(
+        self,
+        kind: int,
+        flags: int,
+        dst: int,
+        target: int,
+        call: int,
+        fields: CallFields | None,
+        encoded: Encoded,
+        connection: Connection,
+    ) -> tuple[Callable[[], None], int]:
+        """Return how to send a message with buffers, and its size. Buffers are copied now, sent later."""
+        skeleton, buffers = encoded
+        sizes = [len(skeleton), *map(len, buffers)]
+        nbytes = sum(sizes)
+        if nbytes <= self.config.large:
+            control = _with_sizes(fields, sizes, None)
+            pieces = (skeleton, *buffers)
+            frame = pack_frame(kind, flags | BUFFERS, dst, self.address, target, call, control, b"".join(pieces))
+            return lambda: connection.send(frame), nbytes
+        transfer = next(self._ids)
+        control = _with_sizes(fields, sizes, transfer)
+        frame = pack_frame(kind, flags | CHUNKED, dst, self.address, target, call, control)
+        copies: list[memoryview] = [memoryview(skeleton)]
+        for buffer in buffers:
+            copy = self.pool.take(len(buffer))
+            copy[:] = buffer
+            copies.append(copy)
+        source = Outbound(transfer, dst, self.address, copies, self.config.chunk)
+
+        def send() -> None:
+            connection.send(frame)
+            self._outbound[transfer] = (source, connection)
+            connection.bulk(source)
+
+        return send, nbytes
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
+        """Take whole frames; see `Consumer.feed`."""
+        offset, end, frames = 0, len(data), 0
+        unpack, pending = HEADER.unpack_from, self.pending
+        while end - offset >= HEADER_SIZE:
+            length, kind, flags, control, _, src, target, call = unpack(data, offset)
+            stop = offset + length
+            if stop > end:
+                break
+            if length < HEADER_SIZE + control:
+                raise BadFrame(f"a length of {length} is less than its own fields")
+            start = offset + HEADER_SIZE
+            if kind == REPLY and not control:
+                waiting = pending.get(target)
+                if waiting is not None and waiting.take_reply(src, flags, call, data[start:stop], ()):
+                    pending.pop(target, None)
+            elif kind == PING or kind == ACK:
+                connection.take_link_frame(kind, data, offset)
+                frames -= 1
+            else:
+                self._take(kind, flags, src, target, call, data[start : start + control], data[start + control : stop])
+            offset = stop
+            frames += 1
+        return offset, frames
+
+    def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
+        """Take one large frame: a chunk, whose body is copied once, or else joined."""
+        _, kind, _, control, _, src, target, call = HEADER.unpack_from(pieces[0])
+        if kind != CHUNK:
+            self.feed(connection, b"".join(pieces))
+            return
+        views: list[memoryview | bytes] = [memoryview(pieces[0])[HEADER_SIZE:], *pieces[1:]]
+        self._take_chunk(src, target, call, views)
+
+    def connection_down(self, connection: Connection, error: Exception | None) -> None:
+        """Leave it to the owner: a client may resume, a worker has lost its agent."""
+        self.on_down(connection, error)
+
+    def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
+        if kind == CALL:
+            self._take_call(src, flags, target, call, parse_call_fields(control), payload)
+        elif kind == REPLY:
+            self._take_buffered_reply(src, flags, target, call, control, payload)
+        elif kind == CHUNK:
+            self._take_chunk(src, target, call, (payload,))
+        elif kind == CANCEL:
+            found = self.targets.get(target)
+            if found is not None:
+                found.cancel(src, call)
+        elif kind == CREDIT:
+            self._take_credit(src, flags, target, call, payload)
+        else:
+            self.on_other(kind, flags, src, target, call, control, payload)
+
+    def _take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
+        held = self._held.get((src, target)) if self._held else None
+        if flags & CHUNKED:
+            self._expect_call(src, flags, target, call, fields, held)
+        elif held is not None:
+            held.append(lambda: self._deliver(src, flags, target, call, fields, payload))
+        else:
+            self._deliver(src, flags, target, call, fields, payload)
+
+    def _deliver(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
+        buffers: Sequence[Buffer] = ()
+        skeleton: Buffer = payload
+        if flags & BUFFERS and fields.sizes is not None:
+            skeleton, buffers = cut(payload, fields.sizes)
+        self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+
+    def _hand_over(
+        self,
+        src: int,
+        flags: int,
+        target: int,
+        call: int,
+        fields: CallFields,
+        skeleton: Buffer,
+        buffers: Sequence[Buffer],
+    ) -> None:
+        found = self.targets.get(target)
+        if found is not None:
+            found.accept(src, call, flags, fields, skeleton, buffers)
+            return
+        for (sender, awaited), queue in self._held.items():
+            if awaited == target and sender != src:  # what creates it is still on its way, from another sender
+                queue.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+                return
+        self.on_missing(src, call, flags, target, fields, skeleton, buffers)
+
+    def _expect_call(
+        self,
+        src: int,
+        flags: int,
+        target: int,
+        call: int,
+        fields: CallFields,
+        held: "deque[Callable[[], None] | Inbound] | None",
+    ) -> None:
+        """A call whose payload follows: later calls from this sender to this target wait behind it."""
+        if fields.sizes is None or fields.transfer is None:
+            raise BadFrame("a chunked call without sizes")
+        key = (src, target)
+        queue = held if held is not None else self._held.setdefault(key, deque())
+
+        def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
+            def deliver() -> None:
+                self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+
+            queue[queue.index(inbound)] = deliver
+            self._release(key, queue)
+
+        inbound = Inbound(src, fields.sizes, self.pool, complete)
+        queue.append(inbound)
+        self._inbound[(src, fields.transfer)] = inbound
+
+    def _release(self, key: tuple[int, int], queue: "deque[Callable[[], None] | Inbound]") -> None:
+        while queue and not isinstance(queue[0], Inbound):
+            queue.popleft()()
+        if not queue:
+            self._held.pop(key, None)
+
+    def _take_buffered_reply(
+        self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes
+    ) -> None:
+        sizes, transfer = parse_reply_fields(control)
+        if sizes is None:
+            raise BadFrame("a reply with control fields but no sizes")
+        if not flags & CHUNKED:
+            self._take_reply(src, flags, target, rank, *cut(payload, sizes))
+            return
+        assert transfer is not None
+        self._inbound[(src, transfer)] = Inbound(
+            src, sizes, self.pool, lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers)
+        )
+
+    def _take_reply(
+        self, src: int, flags: int, target: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        waiting = self.pending.get(target)
+        if waiting is not None and waiting.take_reply(src, flags, rank, skeleton, buffers):
+            self.pending.pop(target, None)
+
+    def _take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> None:
+        inbound = self._inbound.get((src, transfer))
+        if inbound is None:
+            return  # its sender was reported dead in between
+        if inbound.take(offset, pieces):
+            frame = pack_frame(CREDIT, CHUNKED, src, self.address, transfer, inbound.received)
+            self.uplink(src).send(frame)
+        if inbound.received >= inbound.size:
+            del self._inbound[(src, transfer)]
+            inbound.finish()
+
+    def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
+        if flags & CHUNKED:
+            found = self._outbound.get(target)
+            if found is not None:
+                source, connection = found
+                source.allow(call)
+                if source.is_done:
+                    del self._outbound[target]
+                connection.resume_bulk()
+            return
+        receiver = self.targets.get(target)
+        if receiver is not None:
+            items, nbytes = CREDITS.unpack(payload)
+            receiver.credit(src, call, items, nbytes)
+
+    # -- deaths ----------------------------------------------------------------------------------------------------
+
+    def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
+        """Every call that waits for a member whose address ``gone`` knows fails with ``error``; return how many."""
+        count = 0
+        for call, pending in list(self.pending.items()):
+            if pending.has_member(gone):
+                count += 1
+                if pending.lose(gone, error):
+                    self.pending.pop(call, None)
+        for dst in {key[0] for key in self._paths if gone(key[0])}:
+            self.forget_paths(dst)
+        self._abandon_transfers(gone)
+        return count
+
+    def _abandon_transfers(self, gone: Callable[[int], bool]) -> None:
+        for key in [key for key in self._inbound if gone(key[0])]:
+            inbound = self._inbound.pop(key)
+            for held_key, queue in list(self._held.items()):
+                if inbound in queue:
+                    queue.remove(inbound)
+                    self._release(held_key, queue)
+        for transfer, (source, _) in list(self._outbound.items()):
+            if gone(source.dst):
+                source.abandon()
+                del self._outbound[transfer]
+
+    def report_unseen(self, error: BaseException, what: str) -> None:
+        """An exception nobody looked at."""
+        if not self.is_closed:
+            self.on_unseen(error, what)
+
+    def discard_stream(self, cancel: Callable[[], None]) -> None:
+        """A stream's iterator was dropped, perhaps by the collector on another thread: cancel it from the loop."""
+        if not self.is_closed and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(cancel)
+
+    def close(self, error: Lost | Closed) -> None:
+        """Fail whatever is pending; no further calls."""
+        self.is_closed = True
+        self.on_unseen = lambda *_: None
+        for call, pending in list(self.pending.items()):
+            pending.lose(lambda _: True, error)
+            self.pending.pop(call, None)
+        self._paths.clear()
+        self._outbound.clear()
+        self._inbound.clear()
+        self._held.clear()
+
+    @property
+    def connections(self) -> Iterable[Connection]:
+        """All connections of this router."""
+        return self._uplinks.values()
+
+
+def _with_sizes(fields: CallFields | None, sizes: list[int], transfer: int | None) -> bytes:
+    if fields is None:
+        return pack_reply_fields(sizes, transfer)
+    return pack_call_fields(fields._replace(sizes=sizes, transfer=transfer))
+
+
+_active: Router | None = None
+
+
+def activate(router: Router | None) -> None:
+    """Make ``router`` the one of this process, or none."""
+    global _active
+    _active = router
+
+
+def active_router() -> Router:
+    """Return this process's router. Raises `Closed` outside ``async with hosts`` and outside workers."""
+    if _active is None:
+        raise Closed("this program", "it is not inside `async with ma.local_hosts()` or `ma.attach(...)`")
+    return _active
+
+
+def calling_chain() -> list[tuple[int, int, str]] | None:
+    """Return the chain of calls that would wait for a call made now; None outside endpoints."""
+    context = current_context()
+    return None if context is None else context.as_parent()

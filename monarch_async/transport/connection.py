@@ -1,0 +1,315 @@
+"""A connection: frames to and from one peer, over one socket at a time.
+
+Measured on this path: a uvloop protocol with plain ``transport.write`` beats ``add_reader`` with ``recv`` and ``send``
+by half (uvloop collects the writes of one turn into one ``writev``), so on uvloop `send` *is* ``transport.write``;
+on asyncio's own loop, where each write is a system call, frames of one turn are joined first.
+
+Received bytes are handed to the consumer as they come, with as many whole frames as there are: the consumer walks
+the headers itself (it decides by them anyway) and says how far it got. What is left of a frame waits here; a large
+frame is kept as a list of pieces, so that nothing is copied twice.
+
+Where the peer is on another machine the connection has a `Link`: the socket may drop and be replaced, and frames are
+kept until acknowledged. Bulk goes through `bulk`: its chunks are written only while the socket takes them, so that
+other frames overtake a large payload.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from monarch_async.errors import BadFrame, FrameTooLarge, WireError
+from monarch_async.wire.frame import ACK, HEADER, HEADER_SIZE, PIECEWISE, PING, U32, pack_frame
+from monarch_async.wire.link import Link
+
+Pieces = Sequence[bytes | memoryview]
+
+_HIGH_WATER = 1 << 20
+
+
+class Consumer(Protocol):
+    """Who takes the frames of a connection."""
+
+    def feed(self, connection: "Connection", data: bytes) -> tuple[int, int]:
+        """Take the whole frames at the start of ``data``; return (bytes taken, frames taken).
+
+        PING and ACK are handed to `Connection.take_link_frame` and not counted.
+        """
+        ...
+
+    def feed_large(self, connection: "Connection", pieces: list[bytes]) -> None:
+        """Take one large frame, in pieces; the first holds at least the header."""
+        ...
+
+    def connection_down(self, connection: "Connection", error: Exception | None) -> None:
+        """The socket is gone. With a link the session goes on when `Connection.attach` brings another."""
+        ...
+
+
+class BulkSource(Protocol):
+    """Something large that is sent in chunks."""
+
+    def next_chunk(self) -> Pieces | None:
+        """Return the next frame in pieces, or None where it must wait for credit or is done."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it was handed out."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One peer. ``address`` is its proc address (an agent's ends in 0); ``name`` is for messages."""
+
+    __slots__ = (
+        "_bulk",
+        "_held",
+        "_joined",
+        "_loop",
+        "_missing",
+        "_pieces",
+        "_rest",
+        "_write",
+        "address",
+        "consumer",
+        "is_closed",
+        "is_writable",
+        "link",
+        "max_frame",
+        "name",
+        "send",
+        "sent_to",
+        "was_heard",
+        "wire",
+    )
+
+    def __init__(
+        self, consumer: Consumer, name: str, address: int, link: Link | None = None, max_frame: int = 16 << 20
+    ) -> None:
+        """Take who gets the frames, and a link where the session shall outlive its sockets."""
+        self.consumer, self.name, self.address, self.link, self.max_frame = consumer, name, address, link, max_frame
+        self.wire: asyncio.Transport | None = None
+        self.is_closed = False
+        self.is_writable = True
+        self.was_heard = False  #: set by every read; whoever watches for silence resets it
+        self.sent_to: set[int] = set()  #: where frames of this peer went: whose deaths it must hear of
+        self._loop = asyncio.get_running_loop()
+        self._rest = b""
+        self._pieces: list[bytes] = []
+        self._missing = 0
+        self._joined: list[bytes | memoryview] = []
+        self._held: deque[bytes] = deque()
+        self._bulk: deque[BulkSource] = deque()
+        self._write: Callable[[Any], None] = self._joined.append  # what comes before the first socket waits
+        #: Send one frame. Never waits: what bounds it are the senders' windows.
+        self.send: Callable[[bytes], None] = self._send_linked if link is not None else self._write
+
+    # -- the socket under it ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """An inherited socket needs no handshake."""
+        self.attach(cast(asyncio.Transport, transport))  # uvloop's does not derive from it
+
+    def attach(self, wire: asyncio.Transport, leftover: bytes = b"", replay: Sequence[bytes] = ()) -> None:
+        """Go on over ``wire``: send ``replay`` first, and take ``leftover`` as its first bytes."""
+        if wire.get_protocol() is not self:
+            wire.set_protocol(self)
+        wire.set_write_buffer_limits(_HIGH_WATER)
+        self.wire = wire
+        self.is_writable = True
+        self._rest, self._pieces, self._missing = b"", [], 0
+        early = [*self._joined]
+        self._joined.clear()
+        self._write = wire.write if type(self._loop).__module__.startswith("uvloop") else self._join
+        if self.link is None:
+            self.send = self._write
+        for frame in replay or early:
+            self._write(frame)
+        self._flush_held()
+        if leftover:
+            self.data_received(leftover)
+        if not wire.is_reading() and not wire.is_closing():
+            wire.resume_reading()
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the consumer; a connection without a link is then closed for good."""
+        self.wire = None
+        self._joined.clear()
+        self._write = self._drop
+        if self.link is None:
+            self.is_closed = True
+            self.send = self._drop
+        self.consumer.connection_down(self, exc)
+
+    def drop(self, error: Exception | None = None) -> None:
+        """Give up the socket at once, unsent bytes included; a link may resume. Late words of it are not heard."""
+        wire = self.wire
+        if wire is not None:
+            wire.set_protocol(asyncio.Protocol())
+            wire.abort()
+            self.connection_lost(error)
+
+    def close(self) -> None:
+        """Send what was handed over, then close for good. Closing twice is fine."""
+        self.is_closed = True
+        self._flush_joined()
+        self.send = self._drop
+        self._bulk.clear()
+        if self.wire is not None:
+            self.wire.close()
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def send_pieces(self, pieces: Pieces) -> None:
+        """Send one frame that is in pieces, without joining them where no link must keep it."""
+        if self.link is not None:
+            self.send(b"".join(pieces))
+        else:
+            for piece in pieces:
+                self._write(piece)
+
+    def send_run(self, frames: Sequence[bytes]) -> None:
+        """Send several frames in one write."""
+        if self.link is None:
+            self._write(b"".join(frames))
+        else:
+            for frame in frames:
+                self.send(frame)
+
+    def bulk(self, source: BulkSource) -> None:
+        """Send a large payload chunk by chunk, between other frames."""
+        self._bulk.append(source)
+        self._pump()
+
+    def resume_bulk(self) -> None:
+        """Go on after credit came for a source."""
+        self._pump()
+
+    def pause_writing(self) -> None:
+        """Stop the bulk lane: the socket is behind."""
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        """Go on with the bulk lane."""
+        self.is_writable = True
+        self._pump()
+
+    def _pump(self) -> None:
+        bulk, waiting = self._bulk, 0
+        while bulk and self.is_writable and self.wire is not None and waiting < len(bulk):
+            source = bulk[0]
+            pieces = source.next_chunk()
+            if pieces is None:
+                waiting += 1
+            else:
+                waiting = 0
+                self.send_pieces(pieces)
+                self._flush_joined()  # so that the socket can say stop
+            if source.is_done:
+                bulk.popleft()
+            else:
+                bulk.rotate(-1)
+
+    def _send_linked(self, frame: bytes) -> None:
+        link = self.link
+        assert link is not None
+        if self._held or link.is_full:
+            self._held.append(frame)
+            return
+        link.push(frame)
+        self._write(frame)
+
+    def _flush_held(self) -> None:
+        link, held = self.link, self._held
+        while held and link is not None and not link.is_full:
+            frame = held.popleft()
+            link.push(frame)
+            self._write(frame)
+
+    def _join(self, frame: bytes | memoryview) -> None:
+        joined = self._joined
+        joined.append(frame)
+        if len(joined) == 1:
+            self._loop.call_soon(self._flush_joined)
+
+    def _flush_joined(self) -> None:
+        joined = self._joined
+        if joined and self.wire is not None:
+            data = b"".join(joined)
+            joined.clear()
+            self.wire.write(data)
+
+    def _drop(self, frame: bytes | memoryview) -> None:
+        """No socket: a link has kept the frame, and without one the peer is gone and its death is being told."""
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Hand whole frames to the consumer; a frame that breaks the rules closes the connection."""
+        self.was_heard = True
+        try:
+            self._receive(data)
+        except WireError as error:
+            self.is_closed = True
+            self.drop(error)
+
+    def _receive(self, data: bytes) -> None:
+        if self._pieces:
+            if len(data) < self._missing:
+                self._pieces.append(data)
+                self._missing -= len(data)
+                return
+            missing, pieces = self._missing, self._pieces
+            pieces.append(data[:missing])
+            self._pieces, self._missing = [], 0
+            self.consumer.feed_large(self, pieces)
+            self._count(1, sum(map(len, pieces)))
+            data = data[missing:]
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        taken, frames = self.consumer.feed(self, data)
+        if frames:
+            self._count(frames, taken)
+        if taken < len(data):
+            self._keep(data[taken:] if taken else data)
+
+    def _keep(self, rest: bytes) -> None:
+        if len(rest) >= 4:
+            (length,) = U32.unpack_from(rest)
+            if length > self.max_frame:
+                raise FrameTooLarge(length, self.max_frame)
+            if length < HEADER_SIZE:
+                raise BadFrame(f"a length of {length} is less than a header")
+            if length > PIECEWISE and len(rest) >= HEADER_SIZE:
+                self._pieces, self._missing = [rest], length - len(rest)
+                return
+        self._rest = rest
+
+    def _count(self, frames: int, nbytes: int) -> None:
+        link = self.link
+        if link is not None and link.received(frames, nbytes):
+            self.send_ack()
+
+    # -- the link's own frames -------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Say that this end lives, and what it has received so far."""
+        if self.link is not None:
+            self.send_ack()
+        else:
+            self._write(pack_frame(PING, 0, self.address, 0, 0, 0))
+
+    def send_ack(self) -> None:
+        """Acknowledge everything received."""
+        assert self.link is not None
+        self._write(pack_frame(ACK, 0, self.address, 0, 0, self.link.take_ack()))
+
+    def take_link_frame(self, kind: int, data: bytes, offset: int) -> None:
+        """Take a PING or ACK that begins at ``offset``."""
+        if kind == ACK and self.link is not None:
+            self.link.acked(HEADER.unpack_from(data, offset)[7])
+            if self._held:
+                self._flush_held()

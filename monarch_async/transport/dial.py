@@ -1,0 +1,187 @@
+"""Listening and dialling: sockets that have passed the handshake.
+
+Addresses are URLs: ``tcp://host:port`` (port 0 asks the kernel for one) and ``unix:///absolute/path``. A unix socket is
+created with mode 0600. Until the handshake of `wire.auth` has succeeded nothing else is read from a socket.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import cast
+from urllib.parse import urlsplit
+
+from monarch_async.errors import HandshakeRefused, LinkBroken
+from monarch_async.wire.auth import NONCE_BYTES, Agreed, Dialer, Listener, refusal
+
+#: How long either end waits for the other during the handshake.
+HANDSHAKE_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A parsed address: a path for a unix socket, host and port for TCP."""
+
+    text: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Url":
+        """Parse ``tcp://host:port`` or ``unix:///path``. Raises ValueError saying what is wrong."""
+        parts = urlsplit(text)
+        if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+            return cls(text, path=parts.path)
+        if parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path.strip("/"):
+            return cls(text, host=parts.hostname, port=parts.port)
+        raise ValueError(f"bad address {text!r}: expected tcp://host:port or unix:///absolute/path")
+
+    @property
+    def is_local_only(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class _Shaking(asyncio.Protocol):
+    """The protocol of a socket until both ends agree; then the connection takes the socket over."""
+
+    def __init__(self, end: Dialer | Listener, on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self._end = end
+        self._on_agreed = on_agreed
+        self.agreed: asyncio.Future[tuple[asyncio.Transport, Agreed]] = loop.create_future()
+        self._timer = loop.call_later(HANDSHAKE_TIMEOUT, self._late)
+        self.wire: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.wire = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(self._end, Dialer):
+            transport.write(self._end.start())
+
+    def data_received(self, data: bytes) -> None:
+        if self.agreed.done():
+            return
+        assert self.wire is not None
+        try:
+            answer, agreed = self._end.receive(data)
+        except HandshakeRefused as error:
+            if error.side == "local":
+                self.wire.write(refusal(error.reason))
+            self._fail(error)
+            return
+        if answer:
+            self.wire.write(answer)
+        if agreed is not None:
+            self._timer.cancel()
+            if self._on_agreed is None:
+                self.wire.pause_reading()  # until who awaits us has put its own protocol there
+            self.agreed.set_result((self.wire, agreed))
+            if self._on_agreed is not None:
+                self._on_agreed(self.wire, agreed)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(HandshakeRefused(f"connection closed during the handshake{f' ({exc})' if exc else ''}", "remote"))
+
+    def _late(self) -> None:
+        self._fail(HandshakeRefused(f"no answer within {HANDSHAKE_TIMEOUT:g} s", "remote"))
+
+    def _fail(self, error: HandshakeRefused) -> None:
+        self._timer.cancel()
+        if not self.agreed.done():
+            self.agreed.set_exception(error)
+        if self.wire is not None:
+            self.wire.close()
+
+
+async def dial(
+    url: Url, token: bytes, info: bytes, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.Transport, Agreed]:
+    """Connect and shake hands.
+
+    Waits for both. Raises LinkBroken where nobody listens, HandshakeRefused where the ends do not agree; cancelling
+    it leaves no socket open.
+    """
+    loop = asyncio.get_running_loop()
+    end = Dialer(token, os.urandom(NONCE_BYTES), info)
+    try:
+        if url.path:
+            _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), url.path)
+        else:
+            _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port, ssl=tls)
+    except OSError as error:
+        raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
+    try:
+        return await shaking.agreed
+    except BaseException:
+        if shaking.wire is not None:
+            shaking.wire.abort()
+        raise
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    url: Url,
+    token: bytes,
+    answer: Callable[[bytes], bytes],
+    on_agreed: Callable[[asyncio.Transport, Agreed], None],
+    on_refused: Callable[[str, HandshakeRefused], None],
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[Url]:
+    """Listen while the block runs; yields the real address.
+
+    ``answer`` gets an authenticated dialer's info and returns ours (or raises HandshakeRefused); ``on_agreed`` gets the
+    socket that passed, and must put its own protocol on it; ``on_refused`` gets (who, why) for the log.
+    """
+    loop = asyncio.get_running_loop()
+
+    def shaking() -> _Shaking:
+        protocol = _Shaking(Listener(token, os.urandom(NONCE_BYTES), answer), on_agreed)
+
+        def refused(agreed: "asyncio.Future[tuple[asyncio.Transport, Agreed]]") -> None:
+            error = None if agreed.cancelled() else agreed.exception()
+            if isinstance(error, HandshakeRefused):
+                on_refused(_peer_name(protocol.wire), error)
+
+        protocol.agreed.add_done_callback(refused)
+        return protocol
+
+    if url.path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(url.path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old = os.umask(0o177)
+        try:
+            sock.bind(url.path)
+        finally:
+            os.umask(old)
+        server = await loop.create_unix_server(shaking, sock=sock)
+        real = url
+    else:
+        server = await loop.create_server(shaking, url.host, url.port, ssl=tls)
+        port = server.sockets[0].getsockname()[1]
+        real = Url.parse(f"tcp://{f'[{url.host}]' if ':' in url.host else url.host}:{port}")
+    try:
+        yield real
+    finally:
+        server.close()
+        if url.path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(url.path)
+
+
+def _peer_name(wire: asyncio.Transport | None) -> str:
+    peer = wire.get_extra_info("peername") if wire is not None else None
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local process"

@@ -1,0 +1,142 @@
+"""The dialling end of a session: one connection to an agent, redialled while its window lasts.
+
+    Up         a socket is there
+    Down       it broke; dialling again, with growing pauses, until ``resume_window`` after the peer was last heard
+    Lost       given up; ``on_lost`` is told once
+
+Over a unix socket there is no Down: such a connection ends only with the process at the other end. Silence counts as a
+break too: a peer that has not even pinged for three heartbeats gets a new socket, which it may answer when it thaws.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from monarch_async.config import Config
+from monarch_async.errors import BadFrame, HandshakeRefused, LinkBroken
+from monarch_async.transport.connection import Connection, Consumer
+from monarch_async.transport.dial import Url, dial
+from monarch_async.wire.link import Link
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class Session:
+    """Dial ``url`` and keep the connection. ``consumer`` takes the frames; `connection_down` must call `went_down`."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        url: Url,
+        token: bytes,
+        info: dict[str, Any],
+        config: Config,
+        on_lost: Callable[["Session", str], None],
+        tls: ssl.SSLContext | None = None,
+        address: int = 0,
+    ) -> None:
+        """``info`` introduces this end: role, address, name; ``address`` is the peer's, where it is known before."""
+        self.url, self.config = url, config
+        self._token, self._tls, self._on_lost = token, tls, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._info = {**info, "session": os.urandom(16)}
+        self._redialling: asyncio.Task[None] | None = None
+        self.heard_at = self._loop.time()
+        self.peer: dict[str, Any] = {}
+        #: What is sent before `open` has succeeded waits.
+        self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
+        self.is_lost = False
+
+    async def open(self) -> None:
+        """Dial for the first time. Raises LinkBroken or HandshakeRefused."""
+        wire, agreed = await dial(self.url, self._token, msgpack.packb(self._info), self._tls)
+        self.peer = _parse_info(agreed.info)
+        self.connection.name, self.connection.address = self.peer["name"], self.peer["address"]
+        self.connection.attach(wire, agreed.leftover)
+        self.heard_at = self._loop.time()
+
+    def went_down(self, error: Exception | None) -> None:
+        """The socket is gone."""
+        link = self.connection.link
+        if self.is_lost or self._redialling is not None or (self.connection.is_closed and error is None):
+            return
+        if link is None or self.connection.is_closed:
+            self._lose(f"its agent's connection closed{f': {error}' if error else ''}: the process is gone")
+            return
+        link.down(self._loop.time())
+        self._redialling = self._loop.create_task(self._redial())
+
+    def tick(self) -> None:
+        """Note whether the peer was heard since the last tick, and say that we live. Called every half heartbeat."""
+        now = self._loop.time()
+        connection = self.connection
+        if connection.was_heard:
+            connection.was_heard = False
+            self.heard_at = now
+        silence = now - self.heard_at
+        if self.is_lost or connection.is_closed:
+            return
+        if silence > self.config.resume_window:
+            self._lose(f"no sign of life for {silence:.1f} s (resume_window is {self.config.resume_window:g} s)")
+        elif silence > 3 * self.config.heartbeat and connection.link is not None and self._redialling is None:
+            connection.drop()
+        elif connection.wire is not None:
+            connection.ping()
+
+    async def _redial(self) -> None:
+        """Try until the window is over; the dial's own timeout bounds each attempt."""
+        link = self.connection.link
+        assert link is not None
+        pause = _FIRST_PAUSE
+        why = ""
+        try:
+            while self._loop.time() - self.heard_at <= self.config.resume_window:
+                try:
+                    info = {**self._info, "received": link.received_count}
+                    wire, agreed = await dial(self.url, self._token, msgpack.packb(info), self._tls)
+                except HandshakeRefused as error:
+                    if error.side == "remote" and "session" in error.reason:
+                        self._lose(f"its agent came back without our session: {error.reason}")
+                        return
+                    why = str(error)
+                except LinkBroken as error:
+                    why = error.why
+                else:
+                    replay = link.resume(_parse_info(agreed.info)["received"], self._loop.time())
+                    self._redialling = None
+                    self.heard_at = self._loop.time()
+                    self.connection.attach(wire, agreed.leftover, replay)
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        except (LinkBroken, BadFrame) as error:
+            why = str(error)
+        window = self.config.resume_window
+        self._lose(f"no connection for {window:g} s (resume_window){f': {why}' if why else ''}")
+
+    def _lose(self, reason: str) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self.connection.close()
+            self._on_lost(self, reason)
+
+    async def aclose(self) -> None:
+        """Close the connection and stop dialling."""
+        self.is_lost = True
+        task, self._redialling = self._redialling, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self.connection.close()
+
+
+def _parse_info(data: bytes) -> dict[str, Any]:
+    try:
+        info = msgpack.unpackb(data)
+        return {"name": str(info["name"]), "address": int(info["address"]), **info}
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise HandshakeRefused(f"unreadable introduction: {error}") from error

@@ -1,0 +1,62 @@
+"""What every test gets: uvloop, and a check that nothing is left behind."""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+import monarch_async as ma
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hosts() -> AsyncIterator[ma.HostMesh]:
+    """One host for the tests of a module (mark them ``pytest.mark.asyncio(loop_scope="module")``).
+
+    Only for tests that leave no unhandled failure: those start hosts of their own.
+    """
+    async with ma.local_hosts() as hosts:
+        yield hosts
+
+
+def children() -> set[int]:
+    """The pids of this process's living children."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found.update(int(pid) for pid in (task / "children").read_text().split())
+    return found
+
+
+def descriptors() -> dict[str, str]:
+    """The open descriptors of this process and what they are."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test no child, descriptor, shared memory or socket folder of it is left."""
+    if "hosts" in request.fixturenames:
+        request.getfixturevalue("hosts")
+    before_children, before_shm = children(), set(os.listdir("/dev/shm"))
+    before_fds = len(descriptors())
+    yield
+    gc.collect()
+    assert children() <= before_children, f"children left: {children() - before_children}"
+    assert set(os.listdir("/dev/shm")) <= before_shm
+    after = descriptors()
+    assert len(after) <= before_fds + 1, f"descriptors left: {after}"
