@@ -123,7 +123,7 @@ def judge(target: Target, values: Mapping[str, float]) -> Row:
     """Compare our median with the best peer's and with the target.
 
     The ratio says how many times better we are, whichever direction is better; below 1 a peer wins. Ratio and
-    verdict are None where there is nothing to compare; a ratio that was asked for and has no peer is not judged.
+    verdict are None where there is nothing to compare; without any peer, the limit alone is judged.
     """
     peers = {system: value for system, value in values.items() if system in PEERS}
     best = (max if target.more_is_better else min)(peers, key=peers.__getitem__) if peers else None

@@ -1,9 +1,9 @@
 """The floor: what two uvloop processes can do with one relaying process between them, and nothing else.
 
-No actor, no error path, no authentication, no order beyond the socket's: a frame of twelve header bytes (length,
-destination, source) and a msgpack body that holds a call number and a pickle; the relay forwards by the header
-and does not look inside. One write per loop turn, at every process. A framework that sends its calls through a
-host agent cannot be faster than this; how close it comes is its own overhead.
+No actor, no error path, no authentication, no order beyond the socket's: a frame of twelve header bytes
+(length, destination, source) and a msgpack body that holds a call number and a pickle; the relay forwards by
+the header and does not look inside. One write per loop turn, at every process. A framework that sends its
+calls through a host agent cannot be faster than this; how close it comes is its own overhead.
 
 The relay, the workers and the client that measures are forked from this process, which has imported torch and
 stays single-threaded. The client asks it for workers by a line on a pipe.

@@ -1,8 +1,8 @@
 """The workloads themselves, the same for every system.
 
 Each system's file hands over one thing: how to spawn a group of procs with an echo actor in each, with torch
-imported there or not. What is called, how often, how many at a time and how it is timed is decided here, once, so
-that no system is measured by a loop of its own. Runs under every system's interpreter: standard library only.
+imported there or not. What is called, how often, how many at a time and how it is timed is decided here. Runs
+under every system's interpreter, so only the standard library is used.
 
 Rates are time-boxed: callers keep `depth` calls in flight until the deadline, then drain. A slow system makes
 fewer calls, not a longer run.
@@ -178,8 +178,8 @@ class Suite:
     async def run(self) -> None:
         """Measure everything asked for, from the small groups to the large ones, one group at a time.
 
-        The pair comes first whether or not anything is measured on it: it warms up what a system keeps between
-        groups.
+        The pair comes first whether or not anything is measured on it: it warms up what a system keeps for
+        later groups.
         """
         await self.run_group(PAIR, True, PAIR_WORKLOADS, self.measure_pair)
         for size in BARE_SIZES:

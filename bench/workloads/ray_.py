@@ -1,7 +1,6 @@
-"""Ray: actors with `async def` methods, driven from asyncio ("ray"), and plain actors, by `ray.get` ("ray-sync").
+"""Ray, twice: async actors driven from asyncio ("ray"), and plain actors driven by `ray.get` ("ray-sync").
 
-The first is the shape an asyncio program has. The second is Ray at its own best: blocking, with calls submitted
-in batches.
+The first is the shape an asyncio program has. The second is Ray at its own best: blocking, calls in batches.
 """
 
 import asyncio

@@ -83,12 +83,16 @@ class Nest:
         id = len(self.workers) + 1
         if code is not None:
             body = textwrap.indent(textwrap.dedent(code), "    ")
-            self.module(f"entry_{id}", f"import os, signal, subprocess, sys, time\ndef main(control, spec):\n{body}")
+            self.module(
+                f"entry_{id}", f"import os, signal, subprocess, sys, time\ndef main(control, spec):\n{body}"
+            )
             spec["entry"] = f"entry_{id}:main"
         ours, theirs = socket.socketpair()
         stdout, stdout_end = os.pipe()
         stderr, stderr_end = os.pipe()
-        self.workers[id] = worker = Worker(id, ours, stdout, stderr, loop.create_future(), loop.create_future())
+        self.workers[id] = worker = Worker(
+            id, ours, stdout, stderr, loop.create_future(), loop.create_future()
+        )
         spec = {"id": id, "sys_path": [str(self.directory)], **spec}
         self.nursery.fork(spec, [theirs.detach(), stdout_end, stderr_end], preload, [str(self.directory)])
         return worker

@@ -100,7 +100,10 @@ async def test_output_of_python_and_c_is_complete_and_in_order(nest, start, monk
 
 
 async def test_forks_share_no_random_state(nest) -> None:
-    nest.module("seeded", "import random, numpy.random, torch\nrandom.seed(1)\nnumpy.random.seed(1)\ntorch.manual_seed(1)")
+    nest.module(
+        "seeded",
+        "import random, numpy.random, torch\nrandom.seed(1)\nnumpy.random.seed(1)\ntorch.manual_seed(1)",
+    )
     code = """
         import random, numpy, torch
         print(random.random(), numpy.random.rand(), torch.rand(1, dtype=torch.float64).item(), torch.get_num_threads())
@@ -142,7 +145,9 @@ async def test_an_interpreter_that_does_not_run_is_refused(nest, python: str, re
 
 
 async def test_an_import_that_kills_the_process_is_refused(nest) -> None:
-    nest.module("deadly", "import os, signal\nprint('dying', flush=True)\nos.kill(os.getpid(), signal.SIGABRT)")
+    nest.module(
+        "deadly", "import os, signal\nprint('dying', flush=True)\nos.kill(os.getpid(), signal.SIGABRT)"
+    )
     worker = nest.fork(entry="deadly:main")
     assert "was killed by SIGABRT before it was ready" in await worker.ended
     assert worker.printed()[0] == b"dying\n"

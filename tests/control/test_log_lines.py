@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from monarch_async.control.log_lines import LineFold, LineSplitter
 
-TEXT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", "é€😀".encode(), b"\xff\x80", b"x" * 9])).map(b"".join)
+TEXT = st.lists(
+    st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", "é€😀".encode(), b"\xff\x80", b"x" * 9])
+).map(b"".join)
 
 
 def split(data: bytes, max_line: int = 64 << 10, *, at: tuple[int, ...] = ()) -> list[bytes]:
@@ -72,7 +74,13 @@ def test_a_limit_below_one_character_is_refused() -> None:
 
 def test_fold() -> None:
     fold = LineFold()
-    assert fold.feed([b"a", b"a", b"a", b"b", b"b", b"a"]) == [b"a", b"... (repeated 2 times)", b"b", b"b", b"a"]
+    assert fold.feed([b"a", b"a", b"a", b"b", b"b", b"a"]) == [
+        b"a",
+        b"... (repeated 2 times)",
+        b"b",
+        b"b",
+        b"a",
+    ]
     assert fold.feed([b"a", b"a", b"a"]) == []
     assert fold.flush() == [b"... (repeated 3 times)"]
     assert fold.flush() == []

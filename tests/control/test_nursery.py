@@ -117,7 +117,10 @@ async def test_a_signal_sent_right_after_the_fork_is_not_lost(nest) -> None:
     for worker in workers:
         nest.nursery.signal(worker.id, signal.SIGKILL)
     for worker in workers:
-        assert await worker.ended in (-9, "the new process was killed by SIGKILL before it was ready; its stderr may say why")
+        assert await worker.ended in (
+            -9,
+            "the new process was killed by SIGKILL before it was ready; its stderr may say why",
+        )
 
 
 async def test_ctrl_c_does_not_reach_what_the_agent_started(nest) -> None:
@@ -133,8 +136,12 @@ async def test_ctrl_c_does_not_reach_what_the_agent_started(nest) -> None:
 
 
 async def test_close_gives_grace_then_kills(nest) -> None:
-    polite = nest.fork("signal.signal(signal.SIGTERM, lambda *_: os._exit(9)); control.sendall(b'up\\n'); time.sleep(60)")
-    deaf = nest.fork("signal.signal(signal.SIGTERM, signal.SIG_IGN); control.sendall(b'up\\n'); time.sleep(60)")
+    polite = nest.fork(
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(9)); control.sendall(b'up\\n'); time.sleep(60)"
+    )
+    deaf = nest.fork(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); control.sendall(b'up\\n'); time.sleep(60)"
+    )
     await polite.say()
     await deaf.say()
     begin = time.perf_counter()
@@ -175,7 +182,10 @@ async def test_concurrent_starts_share_one_zygote(nest) -> None:
             "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True, name='busy-bee').start()",
             r"preload module bad started threads \(busy-bee\); forking would be unsafe: use start='spawn'",
         ),
-        ("import no_such_thing", r"(?s)preload module bad failed to import:.*No module named 'no_such_thing'"),
+        (
+            "import no_such_thing",
+            r"(?s)preload module bad failed to import:.*No module named 'no_such_thing'",
+        ),
         ("import sys; sys.exit('bye')", r"(?s)preload module bad failed to import:.*SystemExit: bye"),
         ("import os; os._exit(3)", r"ended with status 3"),
         (
@@ -249,7 +259,9 @@ def test_on_uvloop(warm_uvloop, nothing_left, tmp_path, wait_gone) -> None:
 
     async def live() -> list[int]:
         exited: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
-        async with Nursery(lambda *_: None, print, lambda id, _, status: exited.put_nowait((id, status))) as nursery:
+        async with Nursery(
+            lambda *_: None, print, lambda id, _, status: exited.put_nowait((id, status))
+        ) as nursery:
             ours, theirs = socket.socketpair()
             spec = {"id": 1, "entry": "family:main", "sys_path": [str(tmp_path)]}
             nursery.fork(spec, [theirs.detach(), os.dup(1), os.dup(2)])

@@ -30,7 +30,9 @@ MESSAGES: list[Order | Report] = [
 
 
 @given(st.lists(st.sampled_from(MESSAGES)), st.data())
-def test_any_split_of_the_bytes_gives_the_messages(messages: list[Order | Report], data: st.DataObject) -> None:
+def test_any_split_of_the_bytes_gives_the_messages(
+    messages: list[Order | Report], data: st.DataObject
+) -> None:
     stream = b"".join(map(encode, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     decoder = Decoder()
