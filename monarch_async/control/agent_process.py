@@ -60,10 +60,11 @@ async def serve_agent(
     for signo in signals:
         loop.add_signal_handler(signo, ended.set)
     agent = HostAgent(name, token, Config.from_env(), is_lifelined=lifeline is not None)
+    guests = agent.guests
     try:
-        async with listening(Url.parse(url), token, agent.admit, agent.agreed, agent.refused) as real:
+        async with listening(Url.parse(url), token, guests.admit, guests.agreed, guests.refused) as real:
             agent.url = real.text
-            await agent.start(preload)
+            await agent.workers.nursery.start_zygote(tuple(preload))
             ready = {"url": real.text, "host": agent.host, "name": name, "pid": os.getpid()}
             if lifeline is None:
                 print(f"agent {name} listens on {real.text}", flush=True)

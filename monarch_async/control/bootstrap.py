@@ -183,7 +183,7 @@ def _forget_shared_state() -> None:
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.seed()  # a device's generator is not there before the device is used
+        torch.default_generator.seed()  # those of devices do not exist yet
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdecimal() and int(threads):  # torch read the zygote's when it was imported
             torch.set_num_threads(int(threads))

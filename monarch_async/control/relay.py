@@ -72,9 +72,11 @@ class Desk(Protocol):
 class Relay:
     """The consumer of all of an agent's connections."""
 
-    def __init__(self, host: int, desk: Desk, find_peer: Callable[[int], Connection | None]) -> None:
-        """``host``: own host id; ``find_peer``: the connection to another host's agent, dialled on first use."""
-        self.host, self._desk, self._find_peer = host, desk, find_peer
+    def __init__(self, host: int, desk: Desk) -> None:
+        """``host``: own host id."""
+        self.host, self._desk = host, desk
+        #: The connection to another host's agent, dialled on first use.
+        self.find_peer: Callable[[int], Connection | None] = lambda host: None
         self.address = address(host, 0)
         self.routes: dict[int, Connection] = {}  #: workers and clients by address; learned ones behind peers too
         self._gatherings: dict[tuple[int, int], Gathering] = {}
@@ -125,7 +127,7 @@ class Relay:
     def _route(self, source: Connection, dst: int, data: bytes, start: int) -> Connection | None:
         route = self.routes.get(dst)
         if route is None and host_of(dst) != self.host:
-            route = self._find_peer(host_of(dst))
+            route = self.find_peer(host_of(dst))
         if route is not None and dst not in source.sent_to:
             source.sent_to.add(dst)
             src = U64.unpack_from(data, start + 16)[0]
@@ -207,6 +209,10 @@ class Relay:
         route = self.routes.get(key[0])
         if route is not None and gathering.frames:
             route.send_run(gathering.frames)
+
+    def find(self, dst: int) -> Connection | None:
+        """Return the way to ``dst``, for a frame of the agent's own."""
+        return self.routes.get(dst) or (self.find_peer(host_of(dst)) if host_of(dst) != self.host else None)
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 

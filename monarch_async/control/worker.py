@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
@@ -11,15 +12,31 @@ from monarch_async.control.output import Output
 from monarch_async.errors import HostLost, Lost, ProcDied
 from monarch_async.transport.connection import Connection
 
-if TYPE_CHECKING:
-    from monarch_async.control.host_agent import Batch
+
+class Batch:
+    """Several workers asked for in one request: answered once, when each is up or has failed."""
+
+    __slots__ = ("_done", "_failures", "_left")
+
+    def __init__(self, count: int, done: Callable[[dict[int, str]], None]) -> None:
+        """``done`` gets proc id -> reason of those that failed."""
+        self._left, self._done = count, done
+        self._failures: dict[int, str] = {}
+
+    def settle(self, id: int, reason: str | None) -> None:
+        """One of them is up (None) or has failed."""
+        self._left -= 1
+        if reason is not None:
+            self._failures[id] = reason
+        if self._left == 0:
+            self._done(self._failures)
 
 
 class Worker:
     """A living worker: its spec, connection, pipes; who owns it (proc and actor) and the client at the root."""
 
     def __init__(
-        self, spec: dict[str, Any], connection: Connection, owner: int, root: int, batch: "Batch"
+        self, spec: dict[str, Any], connection: Connection, owner: int, root: int, batch: Batch
     ) -> None:
         """Asked for, not yet started."""
         self.spec, self.connection, self.owner, self.root = spec, connection, owner, root

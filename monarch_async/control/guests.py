@@ -1,0 +1,151 @@
+"""Who has dialled in to an agent: clients and other agents, their sessions and leases.
+
+G1. A session is resumed only by whoever holds its id, within its lease; otherwise its dialler is told that it is gone.
+G2. A guest that is not heard for longer than ``resume_window`` is expired, by this machine's own clock: an agent that was
+    frozen for so long finds out when it thaws, before it reads what has been waiting in its sockets.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+
+from monarch_async.config import Config
+from monarch_async.errors import HandshakeRefused, LinkBroken
+from monarch_async.transport.connection import Connection, Consumer
+from monarch_async.wire.auth import Agreed
+from monarch_async.wire.link import Link
+
+log = logging.getLogger("monarch_async.agent")
+
+
+class Guest:
+    """One that dialled in; ``role`` is client, agent or observer."""
+
+    __slots__ = ("connection", "heard_at", "role", "session")
+
+    def __init__(self, session: bytes, connection: Connection, role: str, now: float) -> None:
+        """It has just been heard."""
+        self.session, self.connection, self.role, self.heard_at = session, connection, role, now
+
+
+class Guests:
+    """The guests of one agent. ``on_joined`` and ``on_expired`` (with the reason) are told."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        name: str,
+        address: int,
+        config: Config,
+        clock: Callable[[], float],
+        on_joined: Callable[[Guest], None],
+        on_expired: Callable[[Guest, str], None],
+    ) -> None:
+        """``consumer`` takes their frames; ``name`` and ``address`` are the agent's own."""
+        self._consumer, self._config, self._clock = consumer, config, clock
+        self._introduction = {"role": "agent", "name": name, "address": address, "pid": os.getpid()}
+        self._on_joined, self._on_expired = on_joined, on_expired
+        self._guests: dict[bytes, Guest] = {}
+        self._admitted: tuple[dict[str, Any], Guest | None] | None = None
+
+    def __iter__(self) -> Iterator[Guest]:
+        return iter(list(self._guests.values()))
+
+    def admit(self, info: bytes) -> bytes:
+        """Answer an authenticated dialler's introduction; raises HandshakeRefused."""
+        try:
+            said = msgpack.unpackb(info)
+            who = {
+                "session": bytes(said["session"]),
+                "role": str(said["role"]),
+                "address": int(said["address"]),
+                "name": str(said["name"]),
+                "received": said.get("received"),
+            }
+        except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+            raise HandshakeRefused(f"unreadable introduction: {error!r}") from error
+        guest = self._guests.get(who["session"])
+        answer = dict(self._introduction)
+        if guest is not None:
+            link = guest.connection.link
+            if link is None or who["received"] is None:
+                raise HandshakeRefused("this session is in use")
+            guest.connection.drop()
+            link.down(self._clock())
+            answer["received"] = link.received_count
+        elif who["received"] is not None:
+            raise HandshakeRefused("no such session: its lease has run out, or this agent was restarted")
+        self._admitted = who, guest
+        return msgpack.packb(answer)
+
+    def agreed(self, wire: asyncio.Transport, agreed: Agreed) -> None:
+        """Take over a socket whose handshake `admit` has just passed."""
+        assert self._admitted is not None
+        (who, guest), self._admitted = self._admitted, None
+        if guest is not None:
+            self._resume(guest, who["received"], wire, agreed.leftover)
+            return
+        sock = wire.get_extra_info("socket")
+        link = None if sock is not None and sock.family == socket.AF_UNIX else Link(peer=who["name"])
+        connection = Connection(self._consumer, who["name"], who["address"], link, self._config.max_frame)
+        guest = Guest(who["session"], connection, who["role"], self._clock())
+        self._guests[guest.session] = guest
+        log.info("%s %s joined", guest.role, connection.name)
+        self._on_joined(guest)
+        connection.attach(wire, agreed.leftover)
+
+    def _resume(self, guest: Guest, received: int, wire: asyncio.Transport, leftover: bytes) -> None:
+        link = guest.connection.link
+        assert link is not None
+        try:
+            replay = link.resume(received, self._clock())
+        except LinkBroken as error:
+            log.warning("%s", error)
+            wire.abort()
+            return
+        guest.heard_at = self._clock()
+        guest.connection.attach(wire, leftover, replay)
+
+    def refused(self, who: str, error: HandshakeRefused) -> None:
+        """Log who was not let in, and why."""
+        log.warning("refused a connection from %s: %s", who, error.reason)
+
+    def connection_down(self, connection: Connection) -> bool:
+        """A socket broke; return whether it was a guest's. One with a link may resume, the others are gone."""
+        for guest in self:
+            if guest.connection is connection:
+                if connection.link is None or connection.is_closed:
+                    self._expire(guest, "its connection closed")
+                else:
+                    connection.link.down(self._clock())
+                return True
+        return False
+
+    def tick(self) -> None:
+        """Expire who was silent for too long (G2: before noting who was heard), and say that this end lives."""
+        now = self._clock()
+        for guest in self:
+            if now - guest.heard_at > self._config.resume_window:
+                self._expire(guest, f"not heard for {now - guest.heard_at:.1f} s")
+                continue
+            if guest.connection.was_heard:
+                guest.connection.was_heard = False
+                guest.heard_at = now
+            if guest.connection.wire is not None:
+                guest.connection.ping()
+
+    def _expire(self, guest: Guest, why: str) -> None:
+        del self._guests[guest.session]
+        guest.connection.close()
+        self._on_expired(guest, why)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for guest in self:
+            guest.connection.close()
+        self._guests.clear()

@@ -1,0 +1,94 @@
+"""The other agents, as one agent knows them: addresses told by clients, sessions dialled on first use."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from monarch_async.config import Config
+from monarch_async.errors import HandshakeRefused, LinkBroken
+from monarch_async.ids import address, host_of
+from monarch_async.transport.connection import Connection, Consumer
+from monarch_async.transport.dial import Url
+from monarch_async.transport.session import Session
+
+log = logging.getLogger("monarch_async.agent")
+
+
+class Peers:
+    """``on_lost(connection, name, reason)`` is told once a host is given up."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        name: str,
+        own: int,
+        token: bytes,
+        config: Config,
+        on_lost: Callable[[Connection, str, str], None],
+    ) -> None:
+        """``own`` is this agent's address."""
+        self._consumer, self._name, self._own, self._token, self._config = consumer, name, own, token, config
+        self._on_lost = on_lost
+        self._urls: dict[int, str] = {}
+        self._sessions: dict[int, Session] = {}
+        self._dials: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def learn(self, urls: dict[int, str]) -> None:
+        """Take where other hosts' agents listen."""
+        self._urls.update({host: url for host, url in urls.items() if host != host_of(self._own)})
+
+    def find(self, host: int) -> Connection | None:
+        """Return the connection to a host's agent; the first use dials, and what is sent meanwhile waits."""
+        session = self._sessions.get(host)
+        if session is not None:
+            return session.connection
+        url = self._urls.get(host)
+        if url is None or self._is_closed:
+            return None
+        info = {"role": "agent", "address": self._own, "name": self._name}
+        session = Session(
+            self._consumer, Url.parse(url), self._token, info, self._config, self._lost, address=address(host, 0)
+        )
+        self._sessions[host] = session
+        dial = asyncio.get_running_loop().create_task(self._dial(session))
+        self._dials.add(dial)
+        dial.add_done_callback(self._dials.discard)
+        return session.connection
+
+    async def _dial(self, session: Session) -> None:
+        try:
+            await session.open()
+        except (LinkBroken, HandshakeRefused) as error:
+            self._lost(session, f"{self._name} cannot reach it: {error}")
+
+    def _lost(self, session: Session, reason: str) -> None:
+        host = host_of(session.connection.address)
+        self._sessions.pop(host, None)
+        name = session.peer.get("name", f"{host:08x}")
+        log.warning("lost the agent of %s: %s", name, reason)
+        session.connection.close()
+        self._on_lost(session.connection, name, reason)
+
+    def connection_down(self, connection: Connection, error: Exception | None) -> bool:
+        """A socket broke; return whether it was a peer's."""
+        for session in self._sessions.values():
+            if session.connection is connection:
+                session.went_down(error)
+                return True
+        return False
+
+    def tick(self) -> None:
+        """See `Session.tick`."""
+        for session in list(self._sessions.values()):
+            session.tick()
+
+    async def aclose(self) -> None:
+        """Close every session."""
+        self._is_closed = True
+        for dial in list(self._dials):
+            dial.cancel()
+        if self._dials:
+            await asyncio.wait(self._dials)
+        for session in list(self._sessions.values()):
+            await session.aclose()
