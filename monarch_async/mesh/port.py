@@ -116,7 +116,7 @@ class Receiver(Generic[T]):
         self.close()
         self._router.targets.pop(self.id, None)
 
-    # -- router.Target ---------------------------------------------------------------------------------------------
+    # -- delivery.Target ---------------------------------------------------------------------------------------------
 
     def accept(
         self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]

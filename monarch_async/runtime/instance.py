@@ -198,7 +198,7 @@ class Instance:
     def accept(
         self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
     ) -> None:
-        """Take one call (`router.Target`)."""
+        """Take one call (`delivery.Target`)."""
         request = Request(src, call, flags, fields.endpoint, skeleton, buffers)
         request.credit = fields.credit
         if fields.chain:
@@ -345,7 +345,7 @@ class Instance:
     # -- cancel, credit --------------------------------------------------------------------------------------------
 
     def cancel(self, src: int, call: int) -> None:
-        """Cancel a call; its end is the acknowledgement (`router.Target`)."""
+        """Cancel a call; its end is the acknowledgement (`delivery.Target`)."""
         request = self.running.get((src, call))
         if request is None:
             for waiting in self.mailbox:
@@ -367,7 +367,7 @@ class Instance:
             request.is_abandoned = True
 
     def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
-        """The consumer of a stream allows more (`router.Target`)."""
+        """The consumer of a stream allows more (`delivery.Target`)."""
         producer = self.proc.producers.get((src, call))
         if producer is not None:
             producer.allow(items, nbytes)

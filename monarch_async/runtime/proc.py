@@ -92,7 +92,7 @@ class Proc:
         self._lease_at = clock()
         self._was_overdue = False
         router.on_other = self._take
-        router.on_missing = self._take_missing
+        router.delivery.on_missing = self._take_missing
         router.on_down = self._agent_gone
         router.loop.call_later(router.config.resume_window / 4, self._check_lease)
 

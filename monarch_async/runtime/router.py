@@ -15,14 +15,15 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_async.config import Config
 from monarch_async.errors import Backpressure, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.context import current_context
-from monarch_async.runtime.transfer import BlockPool, Inbound, Outbound
+from monarch_async.runtime.delivery import Delivery
+from monarch_async.runtime.transfer import BlockPool, Outbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     ACK,
@@ -57,24 +58,6 @@ log = logging.getLogger("monarch_async")
 CREDITS = struct.Struct("<qq")
 
 
-class Target(Protocol):
-    """What calls are delivered to: an actor, a port, or the proc itself."""
-
-    def accept(
-        self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
-    ) -> None:
-        """Take one call; answer it by `Router.reply`."""
-        ...
-
-    def cancel(self, src: int, call: int) -> None:
-        """The caller gave up; acknowledge by its reply."""
-        ...
-
-    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
-        """The consumer of a streamed call allows more."""
-        ...
-
-
 class Path:
     """One sender to one member."""
 
@@ -96,20 +79,17 @@ class Router:
         self.address, self.config, self.name = address, config, name
         self.loop = asyncio.get_running_loop()
         self.pending: dict[int, Pending] = {}
-        self.targets: dict[int, Target] = {}
         self.pool = BlockPool()
+        self.delivery = Delivery(self.pool)
+        self.targets = self.delivery.targets
         self.is_closed = False
         self._uplinks: dict[int, Connection] = {}
         self._uplink: Connection | None = None
         self._paths: dict[tuple[int, int], Path] = {}
         self._ids = itertools.count(1)
-        self._inbound: dict[tuple[int, int], Inbound] = {}
         self._outbound: dict[int, tuple[Outbound, Connection]] = {}
-        self._held: dict[tuple[int, int], deque[Callable[[], None] | Inbound]] = {}
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
-        #: A call to something that is not here.
-        self.on_missing: Callable[[int, int, int, int, CallFields, Buffer, Sequence[Buffer]], None] = lambda *_: None
         self.on_down: Callable[[Connection, Exception | None], None] = lambda *_: None
         self.on_unseen: Callable[[BaseException, str], None] = lambda error, what: log.error("%s: %s", what, error)
 
@@ -365,7 +345,7 @@ class Router:
 
     def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
         if kind == CALL:
-            self._take_call(src, flags, target, call, parse_call_fields(control), payload)
+            self.delivery.take_call(src, flags, target, call, parse_call_fields(control), payload)
         elif kind == REPLY:
             self._take_buffered_reply(src, flags, target, call, control, payload)
         elif kind == CHUNK:
@@ -379,74 +359,6 @@ class Router:
         else:
             self.on_other(kind, flags, src, target, call, control, payload)
 
-    def _take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
-        held = self._held.get((src, target)) if self._held else None
-        if flags & CHUNKED:
-            self._expect_call(src, flags, target, call, fields, held)
-        elif held is not None:
-            held.append(lambda: self._deliver(src, flags, target, call, fields, payload))
-        else:
-            self._deliver(src, flags, target, call, fields, payload)
-
-    def _deliver(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
-        buffers: Sequence[Buffer] = ()
-        skeleton: Buffer = payload
-        if flags & BUFFERS and fields.sizes is not None:
-            skeleton, buffers = cut(payload, fields.sizes)
-        self._hand_over(src, flags, target, call, fields, skeleton, buffers)
-
-    def _hand_over(
-        self,
-        src: int,
-        flags: int,
-        target: int,
-        call: int,
-        fields: CallFields,
-        skeleton: Buffer,
-        buffers: Sequence[Buffer],
-    ) -> None:
-        found = self.targets.get(target)
-        if found is not None:
-            found.accept(src, call, flags, fields, skeleton, buffers)
-            return
-        for (sender, awaited), queue in self._held.items():
-            if awaited == target and sender != src:  # what creates it is still on its way, from another sender
-                queue.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
-                return
-        self.on_missing(src, call, flags, target, fields, skeleton, buffers)
-
-    def _expect_call(
-        self,
-        src: int,
-        flags: int,
-        target: int,
-        call: int,
-        fields: CallFields,
-        held: "deque[Callable[[], None] | Inbound] | None",
-    ) -> None:
-        """A call whose payload follows: later calls from this sender to this target wait behind it."""
-        if fields.sizes is None or fields.transfer is None:
-            raise BadFrame("a chunked call without sizes")
-        key = (src, target)
-        queue = held if held is not None else self._held.setdefault(key, deque())
-
-        def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
-            def deliver() -> None:
-                self._hand_over(src, flags, target, call, fields, skeleton, buffers)
-
-            queue[queue.index(inbound)] = deliver
-            self._release(key, queue)
-
-        inbound = Inbound(src, fields.sizes, self.pool, complete)
-        queue.append(inbound)
-        self._inbound[(src, fields.transfer)] = inbound
-
-    def _release(self, key: tuple[int, int], queue: "deque[Callable[[], None] | Inbound]") -> None:
-        while queue and not isinstance(queue[0], Inbound):
-            queue.popleft()()
-        if not queue:
-            self._held.pop(key, None)
-
     def _take_buffered_reply(
         self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes
     ) -> None:
@@ -457,8 +369,11 @@ class Router:
             self._take_reply(src, flags, target, rank, *cut(payload, sizes))
             return
         assert transfer is not None
-        self._inbound[(src, transfer)] = Inbound(
-            src, sizes, self.pool, lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers)
+        self.delivery.expect(
+            src,
+            transfer,
+            sizes,
+            lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers),
         )
 
     def _take_reply(
@@ -469,15 +384,9 @@ class Router:
             self.pending.pop(target, None)
 
     def _take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> None:
-        inbound = self._inbound.get((src, transfer))
-        if inbound is None:
-            return  # its sender was reported dead in between
-        if inbound.take(offset, pieces):
-            frame = pack_frame(CREDIT, CHUNKED, src, self.address, transfer, inbound.received)
-            self.uplink(src).send(frame)
-        if inbound.received >= inbound.size:
-            del self._inbound[(src, transfer)]
-            inbound.finish()
+        received = self.delivery.take_chunk(src, transfer, offset, pieces)
+        if received is not None:
+            self.uplink(src).send(pack_frame(CREDIT, CHUNKED, src, self.address, transfer, received))
 
     def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
         if flags & CHUNKED:
@@ -510,12 +419,7 @@ class Router:
         return count
 
     def _abandon_transfers(self, gone: Callable[[int], bool]) -> None:
-        for key in [key for key in self._inbound if gone(key[0])]:
-            inbound = self._inbound.pop(key)
-            for held_key, queue in list(self._held.items()):
-                if inbound in queue:
-                    queue.remove(inbound)
-                    self._release(held_key, queue)
+        self.delivery.lose(gone)
         for transfer, (source, _) in list(self._outbound.items()):
             if gone(source.dst):
                 source.abandon()
@@ -540,8 +444,7 @@ class Router:
             self.pending.pop(call, None)
         self._paths.clear()
         self._outbound.clear()
-        self._inbound.clear()
-        self._held.clear()
+        self.delivery.close()
 
     @property
     def connections(self) -> Iterable[Connection]:

@@ -1,0 +1,143 @@
+"""Calls that arrive: handed to their targets in the order they were sent.
+
+D1. Calls from one sender to one target are delivered in the order they were sent, also where the payload of one comes in
+    chunks and is complete only after later ones have arrived.
+D2. A call to a target that is being created by a message still on its way waits for it, whoever sent it.
+D3. Nothing else waits: a large payload holds up only the calls behind it on its own path.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from monarch_async.errors import BadFrame
+from monarch_async.runtime.transfer import BlockPool, Inbound
+from monarch_async.wire.frame import BUFFERS, CHUNKED
+from monarch_async.wire.message import CallFields, cut
+from monarch_async.wire.payload import Buffer
+
+
+class Target(Protocol):
+    """What calls are delivered to: an actor or a port."""
+
+    def accept(
+        self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """Take one call; answer it by `Router.reply`."""
+        ...
+
+    def cancel(self, src: int, call: int) -> None:
+        """The caller gave up; acknowledge by its reply."""
+        ...
+
+    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
+        """The consumer of a streamed call allows more."""
+        ...
+
+
+Missing = Callable[[int, int, int, int, CallFields, Buffer, Sequence[Buffer]], None]
+_Queue = deque[Callable[[], None] | Inbound]
+
+
+class Delivery:
+    """The incoming side of a router. ``targets`` by id; ``on_missing`` takes calls to what is not there."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        """Large payloads are received into memory of ``pool``."""
+        self._pool = pool
+        self.targets: dict[int, Target] = {}
+        self.on_missing: Missing = lambda *_: None
+        self._inbound: dict[tuple[int, int], Inbound] = {}
+        self._held: dict[tuple[int, int], _Queue] = {}
+
+    def take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
+        """Deliver one call, or let it wait for what was sent before it."""
+        held = self._held.get((src, target)) if self._held else None
+        if flags & CHUNKED:
+            self._expect_call(src, flags, target, call, fields, held)
+            return
+        skeleton: Buffer = payload
+        buffers: Sequence[Buffer] = ()
+        if flags & BUFFERS and fields.sizes is not None:
+            skeleton, buffers = cut(payload, fields.sizes)
+        if held is not None:
+            held.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+        else:
+            self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+
+    def _hand_over(
+        self,
+        src: int,
+        flags: int,
+        target: int,
+        call: int,
+        fields: CallFields,
+        skeleton: Buffer,
+        buffers: Sequence[Buffer],
+    ) -> None:
+        found = self.targets.get(target)
+        if found is not None:
+            found.accept(src, call, flags, fields, skeleton, buffers)
+            return
+        for (sender, awaited), queue in self._held.items():
+            if awaited == target and sender != src:  # D2
+                queue.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+                return
+        self.on_missing(src, call, flags, target, fields, skeleton, buffers)
+
+    def _expect_call(
+        self, src: int, flags: int, target: int, call: int, fields: CallFields, held: _Queue | None
+    ) -> None:
+        """A call whose payload follows: it takes its place, and those behind it wait (D1)."""
+        if fields.sizes is None or fields.transfer is None:
+            raise BadFrame("a chunked call without sizes")
+        key = (src, target)
+        queue = held if held is not None else self._held.setdefault(key, deque())
+
+        def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
+            queue[queue.index(inbound)] = lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+            self._release(key, queue)
+
+        inbound = Inbound(src, fields.sizes, self._pool, complete)
+        queue.append(inbound)
+        self._inbound[(src, fields.transfer)] = inbound
+
+    def _release(self, key: tuple[int, int], queue: _Queue) -> None:
+        while queue:
+            first = queue[0]
+            if isinstance(first, Inbound):
+                return
+            queue.popleft()
+            first()
+        self._held.pop(key, None)
+
+    def expect(
+        self, src: int, transfer: int, sizes: Sequence[int], complete: Callable[[memoryview, list[memoryview]], None]
+    ) -> None:
+        """Receive a payload in chunks that belongs to no call."""
+        self._inbound[(src, transfer)] = Inbound(src, sizes, self._pool, complete)
+
+    def take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> int | None:
+        """Take one chunk; return how many bytes to acknowledge, or None while no acknowledgement is due."""
+        inbound = self._inbound.get((src, transfer))
+        if inbound is None:
+            return None  # its sender was reported dead in between
+        is_due = inbound.take(offset, pieces)
+        if inbound.received >= inbound.size:
+            del self._inbound[(src, transfer)]
+            inbound.finish()
+        return inbound.received if is_due else None
+
+    def lose(self, gone: Callable[[int], bool]) -> None:
+        """Senders are gone: forget what they were sending; what waits behind it is from others, or complete."""
+        for key in [key for key in self._inbound if gone(key[0])]:
+            inbound = self._inbound.pop(key)
+            for held_key, queue in list(self._held.items()):
+                if inbound in queue:
+                    queue.remove(inbound)
+                    self._release(held_key, queue)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._inbound.clear()
+        self._held.clear()
