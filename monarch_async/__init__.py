@@ -1,7 +1,7 @@
 """Asyncio-native meshes of hosts, processes and actors for PyTorch. The public names, nothing else."""
 
 from monarch_async.config import Config
-from monarch_async.control.supervision import Failure, escalate, ignore, restart
+from monarch_async.control.supervision import Failure, escalate, ignore
 from monarch_async.errors import (
     ActorDied,
     AxisError,
@@ -32,7 +32,7 @@ from monarch_async.mesh.cluster import attach, local_hosts, run
 from monarch_async.mesh.host_mesh import HostMesh, this_host
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
-from monarch_async.mesh.scope import supervise
+from monarch_async.mesh.scope import restart, supervise
 from monarch_async.mesh.stream import Stream
 from monarch_async.mesh.value_mesh import ValueMesh
 from monarch_async.ranks import Extent, Point

@@ -6,7 +6,7 @@
     V3. The first cause is the one shown; what follows from it is not reported again.
 
 A policy is any ``async def policy(failure) -> bool``. Those that are ready made: `escalate` (the default), `ignore`,
-`restart`.
+`restarting` (``ma.restart``, with asyncio's clock).
 """
 
 from collections.abc import Awaitable, Callable
@@ -73,17 +73,15 @@ class Budget:
         return self._backoff * 2**used
 
 
-def restart(times: int = 3, backoff: float = 0.1, sleep: Callable[[float], Awaitable[None]] | None = None) -> Policy:
-    """Return a policy that restarts what failed, up to ``times`` per member, then lets the failure through.
+def restarting(budget: Budget, sleep: Callable[[float], Awaitable[None]]) -> Policy:
+    """Return the policy that restarts what failed within ``budget``, then lets the failure through.
 
-    The pause before a restart starts at ``backoff`` seconds and doubles. ``sleep`` waits; asyncio's where not given.
-    A restart that itself fails uses up another try.
+    ``sleep`` waits for seconds. A restart that itself fails uses up another try.
     """
-    budget = Budget(times, backoff)
 
     async def policy(failure: Failure) -> bool:
         while (pause := budget.take(failure.mesh.name, failure.rank)) is not None:
-            await (sleep or _sleep)(pause)
+            await sleep(pause)
             try:
                 await failure.mesh.restart(failure.rank)
             except Error:
@@ -92,9 +90,3 @@ def restart(times: int = 3, backoff: float = 0.1, sleep: Callable[[float], Await
         return False
 
     return policy
-
-
-async def _sleep(seconds: float) -> None:
-    from asyncio import sleep
-
-    await sleep(seconds)

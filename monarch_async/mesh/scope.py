@@ -9,7 +9,7 @@ import asyncio
 from contextvars import ContextVar, Token
 from types import TracebackType
 
-from monarch_async.control.supervision import Failure, Policy, escalate
+from monarch_async.control.supervision import Budget, Failure, Policy, escalate, restarting
 
 _scope: ContextVar["Scope | None"] = ContextVar("monarch_async_scope", default=None)
 
@@ -88,3 +88,12 @@ def supervise(policy: Policy) -> Scope:
     if not callable(policy):
         raise TypeError(f"supervise({policy!r}): expected `async def policy(failure) -> bool`, or ma.restart(...)")
     return Scope(policy)
+
+
+def restart(times: int = 3, backoff: float = 0.1) -> Policy:
+    """Return a policy that restarts what failed, up to ``times`` per member, then lets the failure through.
+
+    The pause before a restart starts at ``backoff`` seconds and doubles. A restart that itself fails uses up another try.
+    Raises Error where either is negative.
+    """
+    return restarting(Budget(times, backoff), asyncio.sleep)
