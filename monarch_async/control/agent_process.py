@@ -10,41 +10,11 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from monarch_async.config import Config
 from monarch_async.control.host_agent import HostAgent
 from monarch_async.transport.dial import Url, listening
-
-T = TypeVar("T")
-
-#: The variable that holds the cluster token.
-TOKEN_VARIABLE = "MONARCH_ASYNC_TOKEN"
-
-
-def read_token(path: str | None) -> bytes:
-    """Return the cluster token from a file of mode 0600, or from the environment.
-
-    Raises ValueError saying what is wrong; the environment variable is removed, so that no worker inherits it.
-    """
-    if path is None:
-        token = os.environ.pop(TOKEN_VARIABLE, "")
-        if not token:
-            raise ValueError(f"no cluster token: give --token-file, or set {TOKEN_VARIABLE}")
-        return token.encode()
-    file = Path(path)
-    try:
-        mode = file.stat().st_mode & 0o777
-        token = file.read_text().strip()
-    except OSError as error:
-        raise ValueError(f"cannot read the token file {path}: {error.strerror}") from None
-    if mode & 0o077:
-        raise ValueError(f"the token file {path} can be read by others (mode {mode:04o}): chmod 600 {path}")
-    if not token:
-        raise ValueError(f"the token file {path} is empty")
-    return token.encode()
 
 
 async def serve_agent(
@@ -89,13 +59,3 @@ def _watch(lifeline: socket.socket, ended: asyncio.Event) -> None:
         pass
     asyncio.get_running_loop().remove_reader(lifeline.fileno())
     ended.set()
-
-
-def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` on uvloop where it is installed, as `asyncio.run` does."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)

@@ -9,13 +9,15 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from monarch_async.control.agent_process import read_token, run_loop, serve_agent
+from monarch_async.control.agent_process import serve_agent
+from monarch_async.control.cluster_token import take_token
 from monarch_async.errors import Error
+from monarch_async.runtime.loop import run_loop
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the agent of a client: ``--lifeline FD --listen URL --name NAME [--preload MODULE ...]``."""
-    parser = argparse.ArgumentParser(prog="monarch_async.control.agent_process")
+    parser = argparse.ArgumentParser(prog="monarch_async.control.local_agent")
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--name", required=True)
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(options.lifeline, False)
     lifeline = socket.socket(fileno=options.lifeline)
-    token = read_token(None)
+    token = take_token(None)
     try:
         run_loop(serve_agent(options.listen, token, options.name, options.preload, lifeline))
     except (Error, OSError) as error:

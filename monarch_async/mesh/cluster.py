@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from monarch_async.config import Config
-from monarch_async.control.agent_process import TOKEN_VARIABLE, read_token, run_loop
+from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, Host, default_name
 from monarch_async.errors import Closed, ExtentError, SpawnFailed
 from monarch_async.ids import address
@@ -22,6 +22,7 @@ from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_mesh import default_preload
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
+from monarch_async.runtime.loop import run_loop
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from monarch_async.control.agent_process import run_loop
+from monarch_async.control.cluster_token import TOKEN_VARIABLE
 from monarch_async.control.controller import Host, lose
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
@@ -17,6 +17,7 @@ from monarch_async.ids import host_of
 from monarch_async.mesh.domain import Domain, activate_domain
 from monarch_async.runtime.context import current_context
 from monarch_async.runtime.instance import Instance, State
+from monarch_async.runtime.loop import run_loop
 from monarch_async.runtime.proc import Proc, serve
 from monarch_async.runtime.report import format_traceback, pack_error
 from monarch_async.wire.frame import EXITED, FAILURE
@@ -88,7 +89,7 @@ class WorkerDomain(Domain):
 
 def main(control: socket.socket, spec: dict[str, Any]) -> int:
     """Run a worker until it is told to stop (entry named in the spec of every proc)."""
-    os.environ.pop("MONARCH_ASYNC_TOKEN", None)
+    os.environ.pop(TOKEN_VARIABLE, None)
 
     def prepare(proc: Proc) -> None:
         activate_domain(WorkerDomain(proc, spec))
