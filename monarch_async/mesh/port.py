@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from monarch_async.errors import BadCall, Closed
 from monarch_async.ids import random_id64
+from monarch_async.runtime.answers import NOTHING
 from monarch_async.runtime.call import Call
-from monarch_async.runtime.instance import NOTHING
 from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.router import Router, active_router
 from monarch_async.wire.frame import CANCELLED, FAILED, WANTS_REPLY

@@ -48,11 +48,11 @@ class Delivery:
         self.targets: dict[int, Target] = {}
         self.on_missing: Missing = lambda *_: None
         self._inbound: dict[tuple[int, int], Inbound] = {}
-        self._held: dict[tuple[int, int], _Queue] = {}
+        self.held: dict[tuple[int, int], _Queue] = {}  #: what waits, by (sender, target); usually nothing does
 
     def take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
         """Deliver one call, or let it wait for what was sent before it."""
-        held = self._held.get((src, target)) if self._held else None
+        held = self.held.get((src, target)) if self.held else None
         if flags & CHUNKED:
             self._expect_call(src, flags, target, call, fields, held)
             return
@@ -79,7 +79,7 @@ class Delivery:
         if found is not None:
             found.accept(src, call, flags, fields, skeleton, buffers)
             return
-        for (sender, awaited), queue in self._held.items():
+        for (sender, awaited), queue in self.held.items():
             if awaited == target and sender != src:  # D2
                 queue.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
                 return
@@ -92,7 +92,7 @@ class Delivery:
         if fields.sizes is None or fields.transfer is None:
             raise BadFrame("a chunked call without sizes")
         key = (src, target)
-        queue = held if held is not None else self._held.setdefault(key, deque())
+        queue = held if held is not None else self.held.setdefault(key, deque())
 
         def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
             queue[queue.index(inbound)] = lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)
@@ -109,7 +109,7 @@ class Delivery:
                 return
             queue.popleft()
             first()
-        self._held.pop(key, None)
+        self.held.pop(key, None)
 
     def expect(
         self, src: int, transfer: int, sizes: Sequence[int], complete: Callable[[memoryview, list[memoryview]], None]
@@ -132,7 +132,7 @@ class Delivery:
         """Senders are gone: forget what they were sending; what waits behind it is from others, or complete."""
         for key in [key for key in self._inbound if gone(key[0])]:
             inbound = self._inbound.pop(key)
-            for held_key, queue in list(self._held.items()):
+            for held_key, queue in list(self.held.items()):
                 if inbound in queue:
                     queue.remove(inbound)
                     self._release(held_key, queue)
@@ -140,4 +140,4 @@ class Delivery:
     def close(self) -> None:
         """Forget everything."""
         self._inbound.clear()
-        self._held.clear()
+        self.held.clear()

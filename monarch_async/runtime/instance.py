@@ -25,28 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async.errors import (
     ActorDied,
-    BadCall,
     Closed,
     Error,
     NotAnEndpoint,
-    PicklingError,
     WouldDeadlock,
 )
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, interface_of, never_waits
 from monarch_async.runtime.actor_thread import ActorThread
+from monarch_async.runtime.answers import Answers, Request
 from monarch_async.runtime.context import ActorLog, Context, _current
 from monarch_async.runtime.producer import Producer
-from monarch_async.runtime.report import format_traceback, pack_error, pack_raised
-from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
+from monarch_async.runtime.report import format_traceback, pack_error
+from monarch_async.wire.frame import WANTS_REPLY
 from monarch_async.wire.message import CallFields
-from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+from monarch_async.wire.payload import Buffer, Encoded, loads
 
 if TYPE_CHECKING:
     from monarch_async.runtime.proc import Proc
-
-NOTHING = dumps(None)
-
 
 class State(Enum):
     """See the module."""
@@ -55,38 +51,6 @@ class State(Enum):
     RUNNING = "running"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-class Request:
-    """One call that arrived."""
-
-    __slots__ = (
-        "buffers",
-        "call",
-        "context",
-        "credit",
-        "endpoint",
-        "flags",
-        "holds_slot",
-        "is_abandoned",
-        "since",
-        "skeleton",
-        "src",
-        "style",
-        "task",
-    )
-
-    def __init__(self, src: int, call: int, flags: int, endpoint: str, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
-        """Not started yet."""
-        self.src, self.call, self.flags, self.endpoint = src, call, flags, endpoint
-        self.skeleton, self.buffers = skeleton, buffers
-        self.style = Style.COROUTINE
-        self.task: asyncio.Task[None] | None = None
-        self.context: Context | None = None
-        self.credit: tuple[int, int] | None = None
-        self.holds_slot = False
-        self.is_abandoned = False  # cancelled by its caller, yet running on
-        self.since = 0.0
 
 
 class Instance:
@@ -109,6 +73,13 @@ class Instance:
         self._thread: ActorThread | None = None
         self._failure: bytes = b""
         self._router = proc.router
+        self.answers = Answers(
+            proc.router,
+            self.label,
+            proc.info.host,
+            extent.point(rank),
+            lambda report: proc.report_failure(owner, actor_id, rank, report),
+        )
 
     @cached_property
     def logger(self) -> ActorLog:
@@ -156,11 +127,11 @@ class Instance:
     def _fail(self, error: BaseException) -> bytes:
         """``__init__`` or ``setup`` raised: that is the answer to everything waiting, and from now on."""
         self.state = State.FAILED
-        report = self.report(error, "__init__")
+        report = self.answers.report(error, "__init__")
         died = ActorDied(self.label, self.proc.info.host, f"__init__ raised {type(error).__name__}: {error}", format_traceback(error))
         self._failure = pack_error(died)
         for request in self.mailbox:
-            self._answer(request, FAILED, report)
+            self.answers.failed(request, report)
         self.mailbox.clear()
         return report
 
@@ -172,7 +143,7 @@ class Instance:
         self.state = State.STOPPED
         self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
         for request in self.mailbox:
-            self._answer(request, FAILED, self._failure)
+            self.answers.failed(request, self._failure)
         self.mailbox.clear()
         tasks = [request.task for request in self.running.values() if request.task is not None]
         for task in tasks:
@@ -191,7 +162,7 @@ class Instance:
                 self._thread.close()
             for key, request in list(self.running.items()):
                 del self.running[key]
-                self._answer(request, FAILED, self._failure)
+                self.answers.failed(request, self._failure)
 
     # -- calls in --------------------------------------------------------------------------------------------------
 
@@ -205,7 +176,7 @@ class Instance:
             request.context = Context(self, fields.endpoint, src, call, fields.chain)
             if self._would_deadlock(fields.chain):
                 chain = [*(name for _, _, name in fields.chain), f"{self.label}.{fields.endpoint}"]
-                self._answer(request, FAILED, pack_error(WouldDeadlock(self.label, chain, self.max_concurrency)))
+                self.answers.failed(request, pack_error(WouldDeadlock(self.label, chain, self.max_concurrency)))
                 return
         if self.state is State.RUNNING:
             if self.mailbox or self._slots >= self.max_concurrency:
@@ -216,7 +187,7 @@ class Instance:
         elif self.state is State.STARTING:
             self.mailbox.append(request)
         else:
-            self._answer(request, FAILED, self._failure)
+            self.answers.failed(request, self._failure)
 
     def _would_deadlock(self, chain: list[tuple[int, int, str]]) -> bool:
         """I4: every slot is held by a call that waits, through ``chain``, for this one."""
@@ -231,7 +202,7 @@ class Instance:
     def _begin(self, request: Request) -> None:
         found = self._methods.get(request.endpoint)
         if found is None:
-            self._answer(request, FAILED, pack_error(self._no_such(request.endpoint)))
+            self.answers.failed(request, pack_error(self._no_such(request.endpoint)))
             return
         method, style, is_immediate = found
         request.style = style
@@ -239,8 +210,7 @@ class Instance:
         if context is None:
             context = request.context = Context(self, request.endpoint, request.src, request.call, None)
         if not request.flags & WANTS_REPLY:
-            # A broadcast is acknowledged when it starts: that is the sender's credit.
-            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), NOTHING)
+            self.answers.started(request)
         self.proc.watch_loop(self)
         if is_immediate:
             self._run_now(request, method)
@@ -269,9 +239,9 @@ class Instance:
             args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
             method(*args, **kwargs).send(None)
         except StopIteration as stop:
-            self._answer_value(request, stop.value)
+            self.answers.value(request, stop.value)
         except Exception as error:
-            self._answer_raised(request, error)
+            self.answers.raised(request, error)
         else:
             raise AssertionError("an endpoint without await suspended")
         finally:
@@ -284,13 +254,13 @@ class Instance:
             value = await method(*args, **kwargs)
         except asyncio.CancelledError:
             self._end(request)
-            self._answer_cancelled(request)
+            self.answers.cancelled(request)
         except Exception as error:
             self._end(request)
-            self._answer_raised(request, error)
+            self.answers.raised(request, error)
         else:
             self._end(request)
-            self._answer_value(request, value)
+            self.answers.value(request, value)
 
     async def _run_stream(self, request: Request, method: Callable[..., Any]) -> None:
         config = self._router.config
@@ -300,13 +270,13 @@ class Instance:
             await producer.run(method(*args, **kwargs))
         except asyncio.CancelledError:
             self._end(request)
-            self._answer_cancelled(request)
+            self.answers.cancelled(request)
         except Exception as error:
             self._end(request)
-            self._answer_raised(request, error)
+            self.answers.raised(request, error)
         else:
             self._end(request)
-            self._answer(request, 0, NOTHING.skeleton)
+            self.answers.value(request, None)
 
     def _run_on_thread(self, request: Request, method: Callable[..., object]) -> Callable[[], None]:
         """Run a plain ``def`` endpoint; called on the actor's thread; what it returns is called on the loop."""
@@ -314,7 +284,7 @@ class Instance:
         try:
             args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
             request.skeleton, request.buffers = b"", ()
-            encoded = self._encode(request.endpoint, method(*args, **kwargs))
+            encoded = self.answers.encode(request, method(*args, **kwargs))
         except Exception as caught:
             error = caught
             return lambda: self._thread_raised(request, error)
@@ -324,12 +294,12 @@ class Instance:
         return lambda: self._thread_done(request, encoded)
 
     def _thread_done(self, request: Request, encoded: Encoded) -> None:
-        if self._end(request) and request.flags & WANTS_REPLY:
-            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), encoded)
+        if self._end(request):
+            self.answers.encoded(request, encoded)
 
     def _thread_raised(self, request: Request, error: BaseException) -> None:
         if self._end(request) and not request.is_abandoned:
-            self._answer_raised(request, error)
+            self.answers.raised(request, error)
 
     def _end(self, request: Request) -> bool:
         """Free the slot; return whether the call was still running (not cancelled, not stopped)."""
@@ -351,18 +321,18 @@ class Instance:
             for waiting in self.mailbox:
                 if waiting.src == src and waiting.call == call:
                     self.mailbox.remove(waiting)
-                    self._answer_cancelled(waiting)
+                    self.answers.cancelled(waiting)
                     return
             return  # already answered: that answer is the acknowledgement
         if request.task is not None:
             request.task.cancel()
         elif self._thread is not None and self._thread.withdraw(request):
             self._end(request)
-            self._answer_cancelled(request)
+            self.answers.cancelled(request)
         else:  # it keeps its slot until it ends, but its caller need not wait for that
             what = f"{self.label}.{request.endpoint} is a plain def and cannot be interrupted: it runs on"
             self.logger.warning("cancelled by its caller, but %s", what)
-            self._answer(request, CANCELLED, what.encode())
+            self.answers.cancelled(request, what)
             request.flags &= ~WANTS_REPLY
             request.is_abandoned = True
 
@@ -371,50 +341,6 @@ class Instance:
         producer = self.proc.producers.get((src, call))
         if producer is not None:
             producer.allow(items, nbytes)
-
-    # -- answers ---------------------------------------------------------------------------------------------------
-
-    def report(self, error: BaseException, endpoint: str) -> bytes:
-        """Return the report of an exception raised in ``endpoint``."""
-        if isinstance(error, (PicklingError, BadCall, NotAnEndpoint)) and error.__traceback__ is None:
-            return pack_error(error)
-        point = dict(self.extent.point(self.rank))
-        return pack_raised(error, self.rank, point, self.label, endpoint, self.proc.info.host)
-
-    def encode_item(self, request: Request, value: object) -> Encoded:
-        """Pickle one item of a stream."""
-        return self._encode(request.endpoint, value)
-
-    def _encode(self, endpoint: str, value: object) -> Encoded:
-        return dumps(value, "result", of=f"{self.label}.{endpoint}")
-
-    def _answer_value(self, request: Request, value: object) -> None:
-        if request.flags & WANTS_REPLY:
-            try:
-                encoded = self._encode(request.endpoint, value)
-            except PicklingError as error:
-                self._answer(request, FAILED, pack_error(error))
-                return
-            self._router.reply(request.src, request.call, self.rank, request.flags & (GATHERED | EAGER), encoded)
-
-    def _answer_raised(self, request: Request, error: BaseException) -> None:
-        report = pack_error(error) if isinstance(error, PicklingError) else self.report(error, request.endpoint)
-        if request.flags & WANTS_REPLY:
-            self._answer(request, FAILED, report)
-        else:
-            self.proc.report_failure(self.owner, self.id, self.rank, report)
-
-    def _answer_cancelled(self, request: Request) -> None:
-        self._answer(request, CANCELLED, b"")
-
-    def _answer(self, request: Request, flags: int, payload: bytes) -> None:
-        if request.flags & WANTS_REPLY:
-            kept = request.flags & (GATHERED | EAGER)
-            self._router.reply(request.src, request.call, self.rank, flags | kept, Encoded(payload, []))
-
-    def send_item(self, request: Request, encoded: Encoded) -> int:
-        """Send one item of a stream; return its size."""
-        return self._router.reply(request.src, request.call, self.rank, STREAMED, encoded)
 
     def _no_such(self, endpoint: str) -> Error:
         assert self.interface is not None

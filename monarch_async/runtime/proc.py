@@ -24,8 +24,9 @@ from monarch_async.errors import ActorDied, BadFrame, Closed
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Actor
+from monarch_async.runtime.answers import NOTHING
 from monarch_async.runtime.context import ProcInfo
-from monarch_async.runtime.instance import NOTHING, Instance, State
+from monarch_async.runtime.instance import Instance, State
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.router import Router

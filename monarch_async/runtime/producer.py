@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_async.runtime.instance import Instance, Request
+    from monarch_async.runtime.answers import Request
+    from monarch_async.runtime.instance import Instance
 
 
 class Producer:
@@ -35,7 +36,7 @@ class Producer:
         instance.proc.producers[key] = self
         try:
             async for item in generator:
-                size = instance.send_item(request, instance.encode_item(request, item))
+                size = instance.answers.item(request, item)
                 self._items -= 1
                 self._bytes -= size
                 while self._items <= 0 or self._bytes <= 0:

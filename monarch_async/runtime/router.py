@@ -23,7 +23,8 @@ from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.context import current_context
 from monarch_async.runtime.delivery import Delivery
-from monarch_async.runtime.transfer import BlockPool, Outbound
+from monarch_async.runtime.outgoing import Outgoing
+from monarch_async.runtime.transfer import BlockPool
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     ACK,
@@ -45,8 +46,6 @@ from monarch_async.wire.frame import (
 from monarch_async.wire.message import (
     CallFields,
     cut,
-    pack_call_fields,
-    pack_reply_fields,
     parse_call_fields,
     parse_reply_fields,
 )
@@ -56,6 +55,9 @@ log = logging.getLogger("monarch_async")
 
 #: The payload of a CREDIT for a stream: items, bytes.
 CREDITS = struct.Struct("<qq")
+
+#: Some of the payload is not in one pickle.
+_BESIDE = BUFFERS | CHUNKED
 
 
 class Path:
@@ -87,7 +89,7 @@ class Router:
         self._uplink: Connection | None = None
         self._paths: dict[tuple[int, int], Path] = {}
         self._ids = itertools.count(1)
-        self._outbound: dict[int, tuple[Outbound, Connection]] = {}
+        self.outgoing = Outgoing(address, config, self.pool, self._ids)
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
         self.on_down: Callable[[Connection, Exception | None], None] = lambda *_: None
@@ -158,7 +160,7 @@ class Router:
         return self._post_large(path, flags, fields, encoded, call)
 
     def _post_large(self, path: Path, flags: int, fields: CallFields, encoded: Encoded, call: int) -> int:
-        send, nbytes = self._large(CALL, flags, path.dst, path.actor, call, fields, encoded, path.connection)
+        send, nbytes = self.outgoing.pack_large(CALL, flags, path.dst, path.actor, call, fields, encoded, path.connection)
         if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
             path.inflight += 1
             path.inflight_bytes += nbytes
@@ -262,53 +264,16 @@ class Router:
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
             return length
         flags &= ~GATHERED
-        send, nbytes = self._large(REPLY, flags, dst, call, rank, None, encoded, connection)
+        send, nbytes = self.outgoing.pack_large(REPLY, flags, dst, call, rank, None, encoded, connection)
         send()
         return nbytes
-
-    def _large(
-        self,
-        kind: int,
-        flags: int,
-        dst: int,
-        target: int,
-        call: int,
-        fields: CallFields | None,
-        encoded: Encoded,
-        connection: Connection,
-    ) -> tuple[Callable[[], None], int]:
-        """Return how to send a message with buffers, and its size. Buffers are copied now, sent later."""
-        skeleton, buffers = encoded
-        sizes = [len(skeleton), *map(len, buffers)]
-        nbytes = sum(sizes)
-        if nbytes <= self.config.large:
-            control = _with_sizes(fields, sizes, None)
-            pieces = (skeleton, *buffers)
-            frame = pack_frame(kind, flags | BUFFERS, dst, self.address, target, call, control, b"".join(pieces))
-            return lambda: connection.send(frame), nbytes
-        transfer = next(self._ids)
-        control = _with_sizes(fields, sizes, transfer)
-        frame = pack_frame(kind, flags | CHUNKED, dst, self.address, target, call, control)
-        copies: list[memoryview] = [memoryview(skeleton)]
-        for buffer in buffers:
-            copy = self.pool.take(len(buffer))
-            copy[:] = buffer
-            copies.append(copy)
-        source = Outbound(transfer, dst, self.address, copies, self.config.chunk)
-
-        def send() -> None:
-            connection.send(frame)
-            self._outbound[transfer] = (source, connection)
-            connection.bulk(source)
-
-        return send, nbytes
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
         """Take whole frames; see `Consumer.feed`."""
         offset, end, frames = 0, len(data), 0
-        unpack, pending = HEADER.unpack_from, self.pending
+        unpack, pending, targets, held = HEADER.unpack_from, self.pending, self.targets, self.delivery.held
         while end - offset >= HEADER_SIZE:
             length, kind, flags, control, _, src, target, call = unpack(data, offset)
             stop = offset + length
@@ -321,6 +286,14 @@ class Router:
                 waiting = pending.get(target)
                 if waiting is not None and waiting.take_reply(src, flags, call, data[start:stop], ()):
                     pending.pop(target, None)
+            elif kind == CALL and not flags & _BESIDE and not held:
+                found = targets.get(target)
+                fields = parse_call_fields(data[start : start + control])
+                payload = data[start + control : stop]
+                if found is not None:
+                    found.accept(src, call, flags, fields, payload, ())
+                else:
+                    self.delivery.take_call(src, flags, target, call, fields, payload)
             elif kind == PING or kind == ACK:
                 connection.take_link_frame(kind, data, offset)
                 frames -= 1
@@ -390,13 +363,7 @@ class Router:
 
     def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
         if flags & CHUNKED:
-            found = self._outbound.get(target)
-            if found is not None:
-                source, connection = found
-                source.allow(call)
-                if source.is_done:
-                    del self._outbound[target]
-                connection.resume_bulk()
+            self.outgoing.allow(target, call)
             return
         receiver = self.targets.get(target)
         if receiver is not None:
@@ -415,15 +382,9 @@ class Router:
                     self.pending.pop(call, None)
         for dst in {key[0] for key in self._paths if gone(key[0])}:
             self.forget_paths(dst)
-        self._abandon_transfers(gone)
-        return count
-
-    def _abandon_transfers(self, gone: Callable[[int], bool]) -> None:
         self.delivery.lose(gone)
-        for transfer, (source, _) in list(self._outbound.items()):
-            if gone(source.dst):
-                source.abandon()
-                del self._outbound[transfer]
+        self.outgoing.lose(gone)
+        return count
 
     def report_unseen(self, error: BaseException, what: str) -> None:
         """An exception nobody looked at."""
@@ -443,19 +404,13 @@ class Router:
             pending.lose(lambda _: True, error)
             self.pending.pop(call, None)
         self._paths.clear()
-        self._outbound.clear()
+        self.outgoing.close()
         self.delivery.close()
 
     @property
     def connections(self) -> Iterable[Connection]:
         """All connections of this router."""
         return self._uplinks.values()
-
-
-def _with_sizes(fields: CallFields | None, sizes: list[int], transfer: int | None) -> bytes:
-    if fields is None:
-        return pack_reply_fields(sizes, transfer)
-    return pack_call_fields(fields._replace(sizes=sizes, transfer=transfer))
 
 
 _active: Router | None = None

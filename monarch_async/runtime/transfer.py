@@ -22,7 +22,7 @@ from monarch_async.wire.frame import CHUNK, HEADER, HEADER_SIZE
 #: Bytes a sender may be ahead of its receiver's acknowledgements, per transfer.
 WINDOW = 8 << 20
 
-#: A receiver acknowledges each time so many more bytes have come.
+#: A receiver acknowledges each time so many more bytes have come, and the end.
 ACK_EVERY = 2 << 20
 
 
@@ -140,7 +140,7 @@ class Inbound:
             self._view[index][start : start + size] = piece
             start += size
             self.received += size
-        if self.received - self._acked >= ACK_EVERY:
+        if self.received - self._acked >= ACK_EVERY or self.received == self.size:
             self._acked = self.received
             return True
         return False

@@ -1,0 +1,115 @@
+"""What an actor's calls are answered with."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from monarch_async.errors import PicklingError
+from monarch_async.ranks import Point
+from monarch_async.runtime.actor import Style
+from monarch_async.runtime.context import Context
+from monarch_async.runtime.report import pack_error, pack_raised
+from monarch_async.runtime.router import Router
+from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
+from monarch_async.wire.payload import Buffer, Encoded, dumps
+
+NOTHING = dumps(None)
+
+#: What a reply keeps of the flags of its call.
+_KEPT = GATHERED | EAGER
+
+
+class Request:
+    """One call that arrived."""
+
+    __slots__ = (
+        "buffers",
+        "call",
+        "context",
+        "credit",
+        "endpoint",
+        "flags",
+        "holds_slot",
+        "is_abandoned",
+        "since",
+        "skeleton",
+        "src",
+        "style",
+        "task",
+    )
+
+    def __init__(self, src: int, call: int, flags: int, endpoint: str, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
+        """Not started yet."""
+        self.src, self.call, self.flags, self.endpoint = src, call, flags, endpoint
+        self.skeleton, self.buffers = skeleton, buffers
+        self.style = Style.COROUTINE
+        self.task: asyncio.Task[None] | None = None
+        self.context: Context | None = None
+        self.credit: tuple[int, int] | None = None
+        self.holds_slot = False
+        self.is_abandoned = False  # cancelled by its caller, yet running on
+        self.since = 0.0
+
+
+class Answers:
+    """Answers of one actor. ``on_unanswered`` takes the report of a failure that no caller waits for."""
+
+    def __init__(self, router: Router, label: str, host: str, point: Point, on_unanswered: Callable[[bytes], None]) -> None:
+        """``point``: the actor's own, in its mesh."""
+        self._router, self._label, self._host, self._point = router, label, host, point
+        self._rank = point.rank
+        self._on_unanswered = on_unanswered
+
+    def encode(self, request: Request, value: object) -> Encoded:
+        """Pickle a result or an item. Raises PicklingError naming the endpoint."""
+        return dumps(value, "result", of=f"{self._label}.{request.endpoint}")
+
+    def value(self, request: Request, value: object) -> None:
+        """The endpoint has returned."""
+        if request.flags & WANTS_REPLY:
+            try:
+                encoded = self.encode(request, value)
+            except PicklingError as error:
+                self.failed(request, pack_error(error))
+                return
+            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded)
+
+    def encoded(self, request: Request, encoded: Encoded) -> None:
+        """The endpoint has returned, and its result is pickled."""
+        if request.flags & WANTS_REPLY:
+            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded)
+
+    def item(self, request: Request, item: object) -> int:
+        """A generator has yielded; return the size sent."""
+        encoded = self.encode(request, item)
+        return self._router.reply(request.src, request.call, self._rank, STREAMED, encoded)
+
+    def raised(self, request: Request, error: BaseException) -> None:
+        """The endpoint has raised."""
+        report = self.report(error, request.endpoint)
+        if request.flags & WANTS_REPLY:
+            self.failed(request, report)
+        else:
+            self._on_unanswered(report)
+
+    def failed(self, request: Request, report: bytes) -> None:
+        """The answer is a failure."""
+        self._send(request, FAILED, report)
+
+    def cancelled(self, request: Request, why: str = "") -> None:
+        """Acknowledge a cancellation."""
+        self._send(request, CANCELLED, why.encode())
+
+    def started(self, request: Request) -> None:
+        """Acknowledge that a broadcast has begun: that is its sender's credit."""
+        self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, NOTHING)
+
+    def _send(self, request: Request, flags: int, payload: bytes) -> None:
+        if request.flags & WANTS_REPLY:
+            kept = flags | request.flags & _KEPT
+            self._router.reply(request.src, request.call, self._rank, kept, Encoded(payload, []))
+
+    def report(self, error: BaseException, endpoint: str) -> bytes:
+        """Return the report of an exception raised in ``endpoint``. A result that cannot travel is reported as that."""
+        if isinstance(error, PicklingError):
+            return pack_error(error)
+        return pack_raised(error, self._rank, self._point, self._label, endpoint, self._host)
