@@ -7,8 +7,10 @@ path found is the shortest. The culprit is the first object whose own reduction 
 reduced is given by the caller.
 """
 
+import dataclasses
 import functools
 import itertools
+import pickle
 import reprlib
 import types
 from collections import deque
@@ -18,8 +20,9 @@ Part = tuple[str, object]
 #: Returns the reduction of an object as pickle defines it, ``()`` for one by reference, or raises.
 Reduce = Callable[[object], tuple[object, ...]]
 
-_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, types.CodeType})
+_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, pickle.PickleBuffer})
 _MOST_VISITS = 100_000
+_LONGEST_PATH = 1000  #: characters; nobody reads on, and what nests without end would make them ever longer
 _key_text = reprlib.Repr()
 _key_text.maxstring = _key_text.maxother = 60
 
@@ -34,7 +37,7 @@ def find_culprit(parts: Iterable[Part], reduce: Reduce) -> tuple[str, Exception]
     seen: dict[int, object] = {}  # holds what it has seen, or ids would be used again
     while waiting and len(seen) < _MOST_VISITS:
         path, value = waiting.popleft()
-        if type(value) in _LEAVES or id(value) in seen:
+        if type(value) in _LEAVES or id(value) in seen or len(path) > _LONGEST_PATH:
             continue
         seen[id(value)] = value
         try:
@@ -72,6 +75,8 @@ def _of_object(path: str, value: object, reduction: tuple[object, ...]) -> Itera
     function, args, state, elements, items = (*reduction, None, None, None)[:5]
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
     for part in (attributes, slots):
+        if isinstance(part, list) and dataclasses.is_dataclass(value):  # a frozen one with slots
+            part = dict(zip((field.name for field in dataclasses.fields(value)), part, strict=False))
         if isinstance(part, dict):
             yield from ((f"{path}.{name}", attribute) for name, attribute in part.items())
         else:

