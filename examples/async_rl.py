@@ -222,7 +222,7 @@ async def solve(options: argparse.Namespace, progress: "Progress") -> None:
             return True
 
         async with ma.supervise(keep_playing):
-            preload = ["torch", "gymnasium"]
+            preload = ["torch", "pyarrow", "gymnasium"]  # imported once; every proc is a fork of that process
             learner_proc = await hosts.spawn_procs({"cpus": 1}, name="learner", preload=preload)
             buffer_proc = await hosts.spawn_procs({"cpus": 1}, name="buffer", preload=preload)
             cpus = {"cpus": options.generators}

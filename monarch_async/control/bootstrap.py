@@ -190,7 +190,7 @@ def _forget_shared_state() -> None:
 
 
 class _Sink(io.FileIO):
-    """A descriptor to write to, whatever it is: what the zygote's was does not say what the worker's will be."""
+    """A descriptor to write to, whatever is behind it: a file in the zygote can be a pipe in its worker."""
 
     def seekable(self) -> bool:
         return False

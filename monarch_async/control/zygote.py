@@ -290,6 +290,10 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     agent = socket.socket(fileno=int(arguments[0]))
     agent.set_inheritable(False)
+    os.closerange(
+        3, agent.fileno()
+    )  # what the agent happened to inherit; not every event loop's spawn closes it
+    os.closerange(agent.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     kernel.set_title("ma-zygote")
     bootstrap.open_streams()

@@ -47,7 +47,15 @@ class Cast:
 class ActorGroup:
     """The actors of one `spawn`; known only in the process that spawned them, where they can be made anew."""
 
-    def __init__(self, domain: Domain, procs: ProcMesh, name: str, interface: Interface, recipe: Encoded) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        procs: ProcMesh,
+        name: str,
+        interface: Interface,
+        max_concurrency: int,
+        recipe: Encoded,
+    ) -> None:
         """``recipe``: the pickled class and arguments."""
         self.domain, self.name, self.procs = domain, name, procs
         self.id = random_id64()
@@ -57,7 +65,7 @@ class ActorGroup:
         self.is_stopped = False
         order = SpawnOrder(name, self.extent, self.members, self.owner_actor, recipe.skeleton)
         self._order = order.pack(recipe.buffers)
-        self.mesh = ActorMesh(name, self.id, interface, self.members, 1000, Region.full(self.extent), self)
+        self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)
         domain.groups[self.id] = self
         if procs.allocation is not None:
             procs.allocation.groups.append(self)
@@ -217,6 +225,4 @@ def spawn_actors(
         raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given")
     recipe = pack_recipe(cls, args, kwargs, f"argument of {cls.__name__}")
     domain = active_domain()
-    group = ActorGroup(domain, procs, name, interface, recipe)
-    group.mesh._max_concurrency = cls.max_concurrency
-    return group.mesh
+    return ActorGroup(domain, procs, name, interface, cls.max_concurrency, recipe).mesh

@@ -13,6 +13,9 @@ import traceback
 
 _IDLE_AFTER = 1.0
 
+#: The functions of the loop that call everything else; uvloop's own are not seen.
+_LOOP_FRAMES = frozenset({"run_until_complete", "run_forever", "_run_once", "_run", "select", "run"})
+
 
 class Watchdog:
     """Watches one loop, whose thread makes it."""
@@ -52,6 +55,12 @@ class Watchdog:
                 return
             self.is_awake = False
 
+    def _blocking_stack(self) -> str:
+        """Return what the loop's thread runs, below the loop itself; nothing where it is in the loop."""
+        frames = traceback.extract_stack(sys._current_frames().get(self._main))
+        last = max((i for i, frame in enumerate(frames) if frame.name in _LOOP_FRAMES), default=-1)
+        return "".join(traceback.format_list(frames[last + 1 :]))
+
     def _loop_answers(self) -> bool:
         """Ask once; warn where no answer comes within the limit, and wait until one does."""
         beat = threading.Event()
@@ -64,9 +73,8 @@ class Watchdog:
         if beat.wait(self._limit):
             time.sleep(self._limit / 2)
             return True
-        frame = sys._current_frames().get(self._main)
-        stack = "".join(traceback.format_stack(frame)[-12:]) if frame is not None else "  (no stack)\n"
-        if beat.is_set():
+        stack = self._blocking_stack()
+        if beat.is_set() or not stack:  # the loop is only waiting for a processor
             return True
         sys.stderr.write(
             f"warning: the event loop of {self._name} has been blocked for {self._limit * 1000:.0f} ms, "

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from monarch_async.control import kernel
 from monarch_async.control.nursery import Nursery
 
+uvloop.new_event_loop().close()  # opens what libuv keeps for the life of the process
+
 
 @pytest.fixture
-def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Mark all that is started below this process; fail if some of it, or a descriptor, is left after the test."""
+def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark all that is started below this process; fail if any of it, or a descriptor, is left."""
     mark = os.urandom(8).hex()
     monkeypatch.setenv("TEST_MARK", mark)
     before = open_files()
@@ -122,7 +125,7 @@ class Nest:
 
 
 @pytest.fixture
-async def nest(tmp_path: Path, nothing_left: str) -> AsyncIterator[Nest]:
+async def nest(tmp_path: Path, no_process_left: str) -> AsyncIterator[Nest]:
     nest = Nest(tmp_path)
     yield nest
     await nest.aclose()

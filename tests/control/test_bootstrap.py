@@ -106,7 +106,8 @@ async def test_forks_share_no_random_state(nest) -> None:
     )
     code = """
         import random, numpy, torch
-        print(random.random(), numpy.random.rand(), torch.rand(1, dtype=torch.float64).item(), torch.get_num_threads())
+        print(random.random(), numpy.random.rand(), torch.rand(1, dtype=torch.float64).item())
+        print(torch.get_num_threads())
     """
     workers = [nest.fork(code, preload=("seeded",), env={"OMP_NUM_THREADS": n}) for n in ("1", "3")]
     for worker in workers:

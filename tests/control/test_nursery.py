@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from monarch_async import errors
 from monarch_async.control import kernel
@@ -36,6 +35,11 @@ GRANDCHILDREN = """
 """
 
 
+def private_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 async def test_many_workers_start_fast_and_small(nest) -> None:
     await nest.nursery.start_zygote()
     begin = time.perf_counter()
@@ -46,8 +50,7 @@ async def test_many_workers_start_fast_and_small(nest) -> None:
     took = time.perf_counter() - begin
     # 0.25 to 0.45 s on two quiet cores; the slack is for cores shared with other work
     assert took < 2.5
-    rollup = Path(f"/proc/{workers[64].pid}/smaps_rollup").read_text()
-    private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_"))
+    private = private_kib(workers[64].pid)
     assert private < 8_000, f"{private} KiB are its own"
     for worker in workers:
         worker.control.send(b"x")
@@ -82,7 +85,8 @@ async def test_no_grandchild_survives_the_close(nest, wait_gone) -> None:
     pids = [int(word) for word in (await worker.say())[0].split()]
     await nest.nursery.aclose()
     assert worker.ended.result() == -signal.SIGTERM
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "aclose waits until they are gone"
+    for pid in pids:
+        wait_gone(pid, 0.0)  # aclose has waited for that
 
 
 async def test_a_helper_of_a_preload_module_lives_as_long_as_the_zygote(nest, wait_gone) -> None:
@@ -179,7 +183,8 @@ async def test_concurrent_starts_share_one_zygote(nest) -> None:
     ("code", "reason"),
     [
         (
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True, name='busy-bee').start()",
+            "from threading import Thread\nfrom time import sleep\n"
+            "Thread(target=sleep, args=(60,), daemon=True, name='busy-bee').start()",
             r"preload module bad started threads \(busy-bee\); forking would be unsafe: use start='spawn'",
         ),
         (
@@ -242,18 +247,8 @@ async def test_a_stopped_zygote_does_not_lose_orders(nest) -> None:
         assert await worker.ended == 100_001 % 256
 
 
-@pytest.fixture
-def warm_uvloop() -> None:
-    """What libuv opens once per process and keeps."""
-
-    async def touch() -> None:
-        await (await asyncio.create_subprocess_exec("true")).wait()
-
-    uvloop.run(touch())
-
-
-def test_on_uvloop(warm_uvloop, nothing_left, tmp_path, wait_gone) -> None:
-    """The agent's loop where it is installed; it starts and watches processes in its own way."""
+def test_without_uvloop(no_process_left, tmp_path, wait_gone) -> None:
+    """The other tests run on uvloop; asyncio's own loop starts and watches processes in another way."""
     code = "def main(control, spec):" + GRANDCHILDREN
     (tmp_path / "family.py").write_text("import os, signal, subprocess, sys, time\n" + code)
 
@@ -275,7 +270,7 @@ def test_on_uvloop(warm_uvloop, nothing_left, tmp_path, wait_gone) -> None:
             os.kill(nursery.zygote_pids()[0], signal.SIGKILL)
         return [int(word) for word in line.split()]
 
-    for pid in uvloop.run(live()):
+    for pid in asyncio.run(live()):
         wait_gone(pid, 0.1)
 
 
@@ -298,7 +293,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_nothing_survives_an_agent_that_was_killed(nothing_left, tmp_path, wait_gone) -> None:
+def test_nothing_survives_an_agent_that_was_killed(no_process_left, tmp_path, wait_gone) -> None:
     head = "import os, signal, subprocess, sys, time\ndef main(control, spec):"
     (tmp_path / "family.py").write_text(head + GRANDCHILDREN)
     agent = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path)], stdout=subprocess.PIPE)
@@ -311,7 +306,7 @@ def test_nothing_survives_an_agent_that_was_killed(nothing_left, tmp_path, wait_
         wait_gone(pid, 2.0)
 
 
-def test_a_zygote_that_still_imports_dies_with_its_agent(nothing_left, tmp_path) -> None:
+def test_a_zygote_that_still_imports_dies_with_its_agent(no_process_left, tmp_path) -> None:
     (tmp_path / "slow.py").write_text("import os, time\nos.write(2, b'importing\\n')\ntime.sleep(60)")
     code = textwrap.dedent(
         """
@@ -326,5 +321,5 @@ def test_a_zygote_that_still_imports_dies_with_its_agent(nothing_left, tmp_path)
         assert agent.stderr.readline() == b"importing\n"
         agent.kill()
     until = time.monotonic() + 2.0
-    while kernel.marked(nothing_left) and time.monotonic() < until:
+    while kernel.marked(no_process_left) and time.monotonic() < until:
         time.sleep(0.005)

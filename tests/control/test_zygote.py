@@ -63,9 +63,9 @@ class Talk:
 
 
 @pytest.fixture
-def zygote(nothing_left: str, tmp_path: Path) -> Iterator[Talk]:
-    code = "import signal, time\ndef sleep(control, spec):\n    time.sleep(60)\ndef seven(control, spec):\n    return 7\n"
-    (tmp_path / "entries.py").write_text(code)
+def zygote(no_process_left: str, tmp_path: Path) -> Iterator[Talk]:
+    code = "def sleep(control, spec):\n    time.sleep(60)\ndef seven(control, spec):\n    return 7\n"
+    (tmp_path / "entries.py").write_text("import time\n" + code)
     talk = Talk(tmp_path)
     ready = talk.hear()
     assert isinstance(ready, Ready)
@@ -136,7 +136,7 @@ def test_a_signal_for_nobody_does_nothing(zygote: Talk, tmp_path: Path) -> None:
     assert isinstance(zygote.hear(), Started)
 
 
-def test_failed_names_the_module(nothing_left: str, tmp_path: Path) -> None:
+def test_failed_names_the_module(no_process_left: str, tmp_path: Path) -> None:
     talk = Talk(tmp_path, ("no_such_module",))
     failed = talk.hear()
     assert isinstance(failed, Failed)
