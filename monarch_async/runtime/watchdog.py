@@ -10,8 +10,11 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 _IDLE_AFTER = 1.0
+
+_OWN_CODE = str(Path(__file__).parents[1])
 
 #: The functions of the loop that call everything else; uvloop's own are not seen.
 _LOOP_FRAMES = frozenset({"run_until_complete", "run_forever", "_run_once", "_run", "select", "run"})
@@ -59,7 +62,9 @@ class Watchdog:
         """Return what the loop's thread runs, below the loop itself; nothing where it is in the loop."""
         frames = traceback.extract_stack(sys._current_frames().get(self._main))
         last = max((i for i, frame in enumerate(frames) if frame.name in _LOOP_FRAMES), default=-1)
-        return "".join(traceback.format_list(frames[last + 1 :]))
+        frames = frames[last + 1 :]
+        theirs = [frame for frame in frames if not frame.filename.startswith(_OWN_CODE)]
+        return "".join(traceback.format_list(theirs or frames))
 
     def _loop_answers(self) -> bool:
         """Ask once; warn where no answer comes within the limit, and wait until one does."""
