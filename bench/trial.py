@@ -60,13 +60,14 @@ def end_leftovers(token: str, grace: float) -> int:
     return 0
 
 
-def environment_for(system: System, token: str) -> dict[str, str]:
+def environment_for(system: System, token: str, scratch: str) -> dict[str, str]:
     folder = str(system.python.parent)
     return {
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(BENCH / "workloads"),
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": scratch,
         "BENCH_STARTED": str(time.time()),
         RUN_MARK: token,
     }
@@ -79,13 +80,17 @@ def run_system(system: System, workloads: Sequence[str], quick: bool) -> Outcome
     token = secrets.token_hex(8)
     start = time.monotonic()
     # Files, not pipes: a daemon that outlives its parent would hold a pipe open and keep us reading.
-    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as complaints:
+    with (
+        tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile("w+") as printed,
+        tempfile.TemporaryFile("w+") as complaints,
+    ):
         process = subprocess.Popen(
             command,
             stdout=printed,
             stderr=complaints,
             stdin=subprocess.DEVNULL,
-            env=environment_for(system, token),
+            env=environment_for(system, token, scratch),
             start_new_session=True,
         )
         status = None

@@ -17,8 +17,6 @@ import measure
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray authenticates by default, as we do; a token given here keeps it from writing one into the home folder.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-# Off by default; without it a torch tensor is copied through a pickle, ten times slower than Ray can be.
-os.environ.setdefault("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
 
 import ray  # reads the environment when imported
 
@@ -35,8 +33,8 @@ class Echo:
     async def echo(self, value: int) -> int:
         return value
 
-    async def sink(self, tensor: Any) -> float:
-        return float(tensor[-1])
+    async def sink(self, array: Any) -> float:
+        return float(array[-1])
 
     async def relay(self, target: Any, depth: int, seconds: float) -> tuple[int, float]:
         return await measure.window(lambda: target.echo.remote(1), depth, seconds)
@@ -67,7 +65,9 @@ class RayGroup:
         return self.actors[0].relay.remote(self.actors[1], depth, seconds)
 
     def sink(self, tensor: Any) -> Any:
-        return self.actors[0].sink.remote(tensor)
+        # As numpy, which Ray shares through its object store. A torch tensor it copies through a pickle, several
+        # times slower; its setting against that makes every worker import torch and would spoil the bare groups.
+        return self.actors[0].sink.remote(tensor.numpy())
 
     async def close(self) -> None:
         for actor in self.actors:

@@ -1,4 +1,4 @@
-"""The pure parts of bench/: reading results, medians, verdicts, the table, who measures what; and that nothing stays."""
+"""bench/: reading results, medians, verdicts, the table, who measures what; nothing keeps running."""
 
 import json
 import os
@@ -183,7 +183,8 @@ def test_a_process_left_behind_is_ended_and_counted(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(trial, "GRACE", 0.2)
     text = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "idle = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "child = subprocess.Popen(idle, start_new_session=True)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
     )
     outcome = trial.run_system(system_of(tmp_path, monkeypatch, text), [], quick=True)
