@@ -33,6 +33,7 @@ from monarch_async.mesh.host_mesh import HostMesh, this_host
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.scope import restart, supervise
+from monarch_async.mesh.status import Status
 from monarch_async.mesh.stream import Stream
 from monarch_async.mesh.value_mesh import ValueMesh
 from monarch_async.ranks import Extent, Point
@@ -73,6 +74,7 @@ __all__ = [
     "Receiver",
     "RemoteError",
     "SpawnFailed",
+    "Status",
     "Stream",
     "ValueMesh",
     "WireError",

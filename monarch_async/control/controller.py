@@ -80,9 +80,9 @@ async def _answer(call: "Call[bytes]") -> Any:
 class Controller:
     """A client's connection to its cluster. One per program; meshes find its router by `active_router`."""
 
-    def __init__(self, config: Config, name: str) -> None:
-        """Belong to the running loop."""
-        self.config, self.name = config, name
+    def __init__(self, config: Config, name: str, role: str = "client") -> None:
+        """Belong to the running loop. ``role`` is client, or observer: one that only looks."""
+        self.config, self.name, self.role = config, name, role
         self._loop = asyncio.get_running_loop()
         self.address = address(random_id32(), 1)
         self.router = Router(self.address, config, name)
@@ -98,7 +98,7 @@ class Controller:
 
     async def join(self, url: str, token: bytes) -> Host:
         """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError."""
-        info = {"role": "client", "address": self.address, "name": self.name}
+        info = {"role": self.role, "address": self.address, "name": self.name}
         session = Session(self.router, Url.parse(url), token, info, self.config, self._lost)
         try:
             await session.open()
@@ -122,6 +122,8 @@ class Controller:
     async def leave(self, host: Host) -> None:
         """Close the session to a host; its procs of ours end."""
         session = self._sessions.pop(host.id, None)
+        if session is not None:
+            self.requests.post(address(host.id, 0), "leave")
         self.hosts.pop(host.id, None)
         self.router.remove_uplink(host.id)
         if session is not None:
@@ -131,7 +133,7 @@ class Controller:
         """The agent's process is known dead: no need to wait for the window."""
         session = self._sessions.get(host.id)
         if session is not None:
-            self._lost(session, reason)
+            session.lose(reason)
 
     async def aclose(self) -> None:
         """Leave every host. Closing twice is fine."""
@@ -166,10 +168,8 @@ class Controller:
         if host is not None:
             del self._sessions[host.id]
             del self.hosts[host.id]
-            session.is_lost = True
-            session.connection.close()
-            self.router.remove_uplink(host.id)
-            self._exited(Exit.host_lost(address(host.id, 0), host.name, reason), 0)
+            exit = Exit.host_lost(address(host.id, 0), host.name, reason)
+            self.on_exit(exit, 0, self.router.lose_host(host.id, exit.as_error()))
 
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(self.config.heartbeat / 2, self._tick)

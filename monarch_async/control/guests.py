@@ -1,8 +1,11 @@
 """Who has dialled in to an agent: clients and other agents, their sessions and leases.
 
 G1. A session is resumed only by whoever holds its id, within its lease; otherwise its dialler is told that it is gone.
-G2. A guest that is not heard for longer than ``resume_window`` is expired, by this machine's own clock: an agent that was
-    frozen for so long finds out when it thaws, before it reads what has been waiting in its sockets.
+G2. A guest that is not heard for longer than ``resume_window`` is expired, by this machine's own clock.
+G3. An agent that was itself frozen for so long expires all its guests when it thaws, before it reads what has been waiting
+    in its sockets: they have given it up.
+G4. A guest on a unix socket may be silent: the kernel closes the socket when it ends, so it is stopped (in a debugger, or
+    by a terminal that scrolls no further), and goes on some time.
 """
 
 import asyncio
@@ -50,6 +53,7 @@ class Guests:
         self._consumer, self._config, self._clock = consumer, config, clock
         self._introduction = {"role": "agent", "name": name, "address": address, "pid": os.getpid()}
         self._on_joined, self._on_expired = on_joined, on_expired
+        self._ticked_at = clock()
         self._guests: dict[bytes, Guest] = {}
         self._admitted: tuple[dict[str, Any], Guest | None] | None = None
 
@@ -126,12 +130,21 @@ class Guests:
                 return True
         return False
 
-    def tick(self) -> None:
-        """Expire who was silent for too long (G2: before noting who was heard), and say that this end lives."""
-        now = self._clock()
+    def leave(self, address: int) -> None:
+        """A guest says goodbye: there is no lease to wait for."""
         for guest in self:
-            if now - guest.heard_at > self._config.resume_window:
-                self._expire(guest, f"not heard for {now - guest.heard_at:.1f} s")
+            if guest.connection.address == address:
+                self._expire(guest, "it said goodbye")
+
+    def tick(self) -> None:
+        """Expire who was silent for too long (G3: before noting who was heard), and say that this end lives."""
+        now, window = self._clock(), self._config.resume_window
+        frozen, self._ticked_at = now - self._ticked_at, now
+        for guest in self:
+            silence = frozen if guest.connection.link is None else now - guest.heard_at
+            if max(silence, frozen) > window:
+                who = "this agent was frozen" if frozen > window else "not heard"
+                self._expire(guest, f"{who} for {max(silence, frozen):.1f} s")
                 continue
             if guest.connection.was_heard:
                 guest.connection.was_heard = False

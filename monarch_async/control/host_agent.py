@@ -7,6 +7,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     stop [proc ids, reason, grace]     orderly; answered when all are gone
     kill [proc ids, signal, by]        at once
     peers [{host id: url}]             where the other agents are
+    leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
 
 It is made of parts that know nothing of each other: `relay.Relay` (routes), `guests.Guests` (who dialled in),
@@ -32,7 +33,7 @@ from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Closed, SpawnFailed
 from monarch_async.ids import address, host_of, proc_of, random_id32
-from monarch_async.runtime.proc import boot_time
+from monarch_async.runtime.proc import boot_time, resident_bytes
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CALL, CANCEL, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
 
@@ -120,6 +121,8 @@ class HostAgent:
         match operation:
             case "up":
                 self.workers.up(proc_of(src))
+            case "leave":
+                self.guests.leave(src)
             case "spawn":
                 specs, preload, sys_path = arguments
                 self.workers.spawn(src, specs, tuple(preload), sys_path, lambda value: self._answer(src, call, value))
@@ -188,7 +191,9 @@ class HostAgent:
                 "pid": os.getpid(),
                 "load": os.getloadavg()[0],
                 "cpus": os.cpu_count(),
-                "guests": [[g.connection.name, g.role, g.connection.wire is not None] for g in self.guests],
+                "guests": [
+                    [g.connection.name, g.role, g.connection.wire is not None, g.connection.address] for g in self.guests
+                ],
                 "procs": rows,
             },
         )
@@ -201,6 +206,7 @@ class HostAgent:
             "pid": worker.pid,
             "address": worker.address,
             "state": "up" if worker.is_up else "starting",
+            "rss": resident_bytes(worker.pid) if worker.pid else 0,
         }
         self._last_call = call = self._last_call + 1
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -210,7 +216,7 @@ class HostAgent:
             async with asyncio.timeout(_STATUS_PATIENCE):
                 row.update(await answer)
         except TimeoutError:
-            row["state"] = "blocked"
+            row["state"] = "blocked" if worker.is_up else "starting"
         finally:
             del self._status_waits[call]
         return row

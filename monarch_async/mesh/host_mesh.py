@@ -16,6 +16,7 @@ from monarch_async.mesh.proc_mesh import (
     default_preload,
 )
 from monarch_async.mesh.sliced import Sliced
+from monarch_async.mesh.status import Status, fetch_status
 from monarch_async.ranks import Extent, Region
 
 
@@ -81,6 +82,13 @@ class HostMesh(Sliced):
         )
         hosts = [host for host in self.hosts for _ in range(inner.size)]
         return Allocation(active_domain(), name, extent, hosts, recipe).mesh
+
+    async def status(self) -> Status:
+        """Return what these hosts are doing: procs, actors, calls in flight; ``print`` shows it as a table.
+
+        Waits for all, about a second where a proc's loop is blocked. Raises HostLost where a host is gone.
+        """
+        return await fetch_status(active_domain().requests, [host.id for host in self.hosts])
 
 
 def this_host() -> HostMesh:

@@ -80,6 +80,11 @@ class Context:
         """A logger whose records say mesh, rank, endpoint and host."""
         return self.instance.logger
 
+    @property
+    def caller(self) -> str:
+        """``mesh[rank].endpoint`` of the endpoint that called; empty where it was no endpoint, or did not wait."""
+        return self.chain[-1][2] if self.chain else ""
+
     def as_parent(self) -> list[tuple[int, int, str]]:
         """The chain of calls that wait for a call made from here, outermost first."""
         own = (self.instance.id, self.instance.rank, f"{self.instance.label}.{self.endpoint}")

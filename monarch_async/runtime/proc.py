@@ -206,14 +206,17 @@ class Proc:
         now = time.monotonic()
         return {
             "pid": os.getpid(),
-            "rss": _resident_bytes(),
+            "rss": resident_bytes(),
             "pending": len(self.router.pending),
             "actors": [
                 {
                     "name": instance.label,
                     "state": instance.state.value,
                     "queued": len(instance.mailbox),
-                    "running": [[r.endpoint, round(now - r.since, 3), r.src] for r in instance.running.values()],
+                    "running": [
+                        [r.endpoint, round(now - r.since, 3), r.src, r.context.caller if r.context is not None else ""]
+                        for r in instance.running.values()
+                    ],
                 }
                 for instance in self.instances.values()
                 if instance.state is not State.STOPPED
@@ -243,12 +246,13 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _resident_bytes() -> int:
+def resident_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process, shared pages included; of this one by default. 0 where that is not known."""
     try:
-        with open("/proc/self/statm") as file:
+        with open(f"/proc/{pid or 'self'}/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if pid is None else 0
 
 
 async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], None]) -> int:

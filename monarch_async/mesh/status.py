@@ -1,0 +1,193 @@
+"""What hosts are doing right now: their procs, actors, and the calls in flight.
+
+    print(await hosts.status())            # in the program
+    $ monarch-async status URL             # from outside
+
+Procs answer at once, also while their actors work: a plain ``def`` endpoint runs beside the loop that answers. One that
+does not is ``blocked``: an endpoint holds its loop. What the agent knows without asking is shown then.
+"""
+
+import asyncio
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.control.controller import Requests
+from monarch_async.ids import address, format_address
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatus:
+    """A call in flight: begun ``age`` seconds ago; ``caller`` is an endpoint, a proc or a client."""
+
+    endpoint: str
+    age: float
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """An actor; ``queued`` calls wait in its mailbox."""
+
+    name: str
+    state: str
+    queued: int
+    calls: tuple[CallStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStatus:
+    """A proc: ``starting``, ``up`` or ``blocked``; ``rss`` in bytes, shared pages included."""
+
+    name: str
+    pid: int
+    state: str
+    rss: int
+    actors: tuple[ActorStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """A program that uses this host; one that is not connected keeps its procs until its lease runs out."""
+
+    name: str
+    is_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host: ``load`` is the mean number of runnable threads in the last minute."""
+
+    name: str
+    url: str
+    pid: int
+    load: float
+    cpus: int
+    clients: tuple[ClientStatus, ...]
+    procs: tuple[ProcStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Hosts at one moment, in rank order. ``str()`` is a table."""
+
+    hosts: tuple[HostStatus, ...]
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=100, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip()
+
+    def __rich__(self) -> "Group":
+        """Return the table that rich prints."""
+        from rich.console import Group
+
+        return Group(*[part for host in self.hosts for part in (_headline(host), _table(host))])
+
+
+async def fetch_status(requests: Requests, hosts: Sequence[int]) -> Status:
+    """Ask the agents of these host ids; they answer within about a second, whatever their procs do.
+
+    Raises HostLost where one is gone.
+    """
+    asked = [requests.send(address(host, 0), "status") for host in hosts]
+    return parse_status(await asyncio.gather(*asked))
+
+
+def parse_status(answers: Sequence[Mapping[str, Any]]) -> Status:
+    """Return the answers of agents; callers get the names they have on any of these hosts."""
+    names: dict[int, str] = {}
+    for answer in answers:
+        names.update({address: name for name, _, _, address in answer["guests"]})
+        names.update({proc["address"]: _proc_name(proc) for proc in answer["procs"]})
+    return Status(tuple(_host(answer, names) for answer in answers))
+
+
+def _proc_name(proc: Mapping[str, Any]) -> str:
+    return f"{proc['mesh']}[{proc['rank']}]"
+
+
+def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
+    clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
+    procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
+    facts = [answer[key] for key in ("name", "url", "pid", "load", "cpus")]
+    return HostStatus(*facts, tuple(clients), tuple(_proc(proc, names) for proc in procs))
+
+
+def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:
+    actors = []
+    for actor in proc.get("actors", ()):
+        calls = [
+            CallStatus(endpoint, age, caller or names.get(src, format_address(src)))
+            for endpoint, age, src, caller in actor["running"]
+        ]
+        calls.sort(key=lambda call: -call.age)
+        actors.append(ActorStatus(actor["name"], actor["state"], actor["queued"], tuple(calls)))
+    return ProcStatus(_proc_name(proc), proc["pid"], proc["state"], proc["rss"], tuple(actors))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+_STYLES = {"blocked": "bold red", "failed": "bold red", "starting": "yellow"}
+
+
+def _headline(host: HostStatus) -> str:
+    clients = [client.name + ("" if client.is_connected else " (disconnected)") for client in host.clients]
+    return (
+        f"[bold]{host.name}[/]  {host.url}  pid {host.pid}\n"
+        f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}"
+    )
+
+
+def _table(host: HostStatus) -> "Table | str":
+    """Procs, below each its actors, below each the calls it runs."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    if not host.procs:
+        return "no procs\n"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("proc, actor, call", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("pid", "memory", "queued", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("called by", overflow="fold")
+
+    def add(name: str, state: str = "", *cells: str) -> None:
+        table.add_row(Text(name), Text(state, _STYLES.get(state, "")), *map(Text, cells))
+
+    for proc in host.procs:
+        add(proc.name, proc.state, str(proc.pid or ""), _megabytes(proc.rss))
+        for actor in proc.actors:
+            add(f"  {actor.name}", actor.state, "", "", str(actor.queued))
+            for call in actor.calls:
+                add(f"    {call.endpoint}", "", "", "", "", format_age(call.age), call.caller)
+    return table
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size else ""
+
+
+def format_age(seconds: float) -> str:
+    """Return a duration in at most eight characters: ``0.42 s``, ``31 s``, ``4m 05s``, ``2h 07m``, ``3d 04h``."""
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}h"
