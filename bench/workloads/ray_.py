@@ -65,8 +65,8 @@ class RayGroup:
         return self.actors[0].relay.remote(self.actors[1], depth, seconds)
 
     def sink(self, tensor: Any) -> Any:
-        # As numpy, which Ray shares through its object store: a torch tensor is copied through a pickle, several
-        # times slower. The setting against that makes every worker import torch and spoils the bare groups.
+        # As numpy, which Ray shares through its object store: a torch tensor is copied through a pickle and
+        # is several times slower. The setting against that makes every worker import torch and spoils the bare groups.
         return self.actors[0].sink.remote(tensor.numpy())
 
     async def close(self) -> None:
