@@ -66,7 +66,7 @@ class RayGroup:
 
     def sink(self, tensor: Any) -> Any:
         # As numpy, which Ray shares through its object store: a torch tensor is copied through a pickle and
-        # is several times slower. The setting against that makes every worker import torch and spoils the bare groups.
+        # several times slower. The setting against that would make every worker import torch.
         return self.actors[0].sink.remote(tensor.numpy())
 
     async def close(self) -> None:
