@@ -6,9 +6,9 @@
 
 Nobody waits for a round to end. Every `Generator` fetches the newest weights, plays a short rollout and puts
 it into the `ReplayBuffer`, which makes it wait while it is full. The `Learner` trains on what is there, with
-PPO's clipped objective. That was played by a policy a few versions back; so each trajectory carries its version
-and the log-probabilities its actions had: the ratio in the objective is taken against those, and what is too old
-is dropped.
+PPO's clipped objective. By then the policy that played is a few versions old; so each trajectory carries its
+version and the log-probabilities its actions had: the ratio in the objective is taken against those, and what
+is too old is dropped.
 
 Run it as ``python examples/async_rl.py`` or ``monarch-async demo``; ``--help`` lists the options.
 """
@@ -123,7 +123,7 @@ class ReplayBuffer(ma.Actor):
 
 
 class Learner(ma.Actor):
-    """Trains. `train` is a plain function: it runs on a thread, and the loop stays free to serve `weights`."""
+    """Trains. `train` is a plain function: it has a thread, and the loop stays free to serve `weights`."""
 
     def __init__(self, seed: int) -> None:
         torch.set_num_threads(1)
@@ -135,7 +135,7 @@ class Learner(ma.Actor):
 
     @ma.endpoint
     async def weights(self, newer_than: int) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest version and its weights; None if that is not newer."""
+        """The newest version and its weights, or None if the caller has them."""
         return self.newest if self.newest[0] > newer_than else None
 
     @ma.endpoint
@@ -286,10 +286,14 @@ class Progress:
 
     def __rich__(self) -> Table:
         table = Table.grid(padding=(0, 2))
+        if not self.curve:
+            table.add_row(f"starting processes: {self.elapsed:.0f} s")
+            return table
+        (began, _), (now, _) = self.curve[0], self.curve[-1]
         table.add_row("mean return", ProgressBar(self.target, self.mean_return, width=50))
         table.add_row("", f"{self.mean_return:.0f} of {self.target:.0f} (last {len(self.returns)} episodes)")
         table.add_row("policy", f"version {self.version}, trained on data {self.staleness:.1f} versions old")
-        table.add_row("play", f"{self.steps:,} steps in {self.elapsed:.0f} s")
+        table.add_row("play", f"{self.steps:,} steps, {self.steps / max(now - began, 1):,.0f} a second")
         table.add_row("buffer", f"{self.waiting} of {CAPACITY} rollouts wait, {self.dropped} were too old")
         if self.killed_at:
             back = f", back after {self.back_at - self.killed_at:.1f} s" if self.back_at else ""
@@ -306,21 +310,24 @@ class Progress:
         if self.killed_at:
             axes.axvline(self.killed_at, color="red", linestyle=":", label="generator 0 killed")
         if self.back_at:
-            axes.axvline(self.back_at, color="orange", linestyle=":", label="first rollout of its successor")
-        axes.set(xlabel="seconds", ylabel="mean return", title="CartPole-v1 by asynchronous PPO")
+            axes.axvline(self.back_at, color="orange", linestyle=":", label="its successor plays")
+        axes.set(xlabel="seconds", ylabel="mean return", xlim=(0, None), ylim=(0, None))
+        axes.set_title("CartPole-v1 by asynchronous PPO")
         axes.legend(loc="lower right")
         figure.savefig(path, dpi=150)
 
 
 async def run(options: argparse.Namespace) -> int:
     """Solve, show, draw; return the exit status."""
-    progress = Progress(options.target)
-    with Live(get_renderable=lambda: progress, refresh_per_second=10) as live:
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    progress, verdict = Progress(options.target), "solved"
+    with Live(get_renderable=lambda: progress, refresh_per_second=10):
         try:
             async with asyncio.timeout(options.seconds):
                 await solve(options, progress)
         except TimeoutError:
-            live.console.print(f"not solved in {options.seconds:.0f} s: allow more --seconds or try another --seed")
+            verdict = "not solved: allow more --seconds or try another --seed"
+    print(f"{verdict} ({progress.elapsed:.0f} s)")
     if progress.curve:
         progress.plot(options.out)
         print("plot:", options.out.resolve())
