@@ -1,6 +1,7 @@
 """The program a client starts as its host agent: ``python -m monarch_async.control.local_agent``."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -8,11 +9,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import take_token
 from monarch_async.errors import Error
 from monarch_async.runtime.loop import run_loop
+from monarch_async.transport.dial import Url
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +39,17 @@ def main(arguments: Sequence[str]) -> int:
         except OSError:
             pass
         return 1
+    finally:
+        _tidy(Path(Url.parse(options.listen).path).parent)
     return 0
+
+
+def _tidy(folder: Path) -> None:
+    """The last agent of a client that could not do it itself removes the folder of their sockets and token."""
+    with contextlib.suppress(OSError):
+        if not list(folder.glob("*.sock")):
+            (folder / "token").unlink(missing_ok=True)
+            folder.rmdir()
 
 
 if __name__ == "__main__":

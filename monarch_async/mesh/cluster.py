@@ -1,6 +1,7 @@
 """How a program gets hosts: start agents on this machine, or attach to some that run."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -25,6 +26,12 @@ from monarch_async.mesh.scope import Scope
 from monarch_async.runtime.loop import run_loop
 
 T = TypeVar("T")
+
+#: How the folders in the temporary directory begin that hold the sockets and the token of `local_hosts`.
+LOCAL_FOLDERS = "monarch-async-"
+
+#: How long an agent may take to end beyond the grace its procs have.
+_PATIENCE = 10.0
 
 _is_running = False
 
@@ -123,10 +130,23 @@ class LocalAgent:
             raise SpawnFailed("host agent", self.name, ready["error"])
         return ready["url"]
 
-    async def aclose(self) -> None:
-        """Close the lifeline and wait until the process is gone."""
+    async def aclose(self, patience: float) -> None:
+        """Close the lifeline and wait until the process is gone; one that hangs is killed after ``patience`` seconds.
+
+        Its procs end with it either way: their zygote notices.
+        """
         self._lifeline.close()
-        await self.process.wait()
+        try:
+            async with asyncio.timeout(patience):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+
+    def kill(self) -> None:
+        """End it at once, and so everything on it: one that was given up (frozen, say) must not come back."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
 
 
 class LocalHosts(Cluster):
@@ -141,8 +161,10 @@ class LocalHosts(Cluster):
         self._watches: list[asyncio.Task[None]] = []
 
     async def _find_hosts(self, controller: Controller) -> list[Host]:
-        self._folder = tempfile.mkdtemp(prefix="monarch-async-")
+        self._folder = tempfile.mkdtemp(prefix=LOCAL_FOLDERS)
         token = secrets.token_hex(32)
+        with open(os.open(f"{self._folder}/token", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(token)  # for `monarch-async status`
         for index in range(self._n):
             url = f"unix://{self._folder}/{index}.sock"
             self._agents.append(await LocalAgent.start(f"host{index}", url, token, self._config))
@@ -151,13 +173,15 @@ class LocalHosts(Cluster):
             hosts.append(await controller.join(await agent.wait_ready(), token.encode()))
         for agent, host in zip(self._agents, hosts, strict=True):
             self._watches.append(asyncio.get_running_loop().create_task(_watch(agent, host, controller)))
+        agents = {host.id: agent for agent, host in zip(self._agents, hosts, strict=True)}
+        controller.on_host_lost = lambda host: agents[host.id].kill()
         return hosts
 
     async def _leave_hosts(self) -> None:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await asyncio.gather(*[agent.aclose() for agent in self._agents])
+        await asyncio.gather(*[agent.aclose(2 * self._config.stop_grace + _PATIENCE) for agent in self._agents])
         self._watches.clear()
         self._agents.clear()
         if self._folder:
