@@ -20,8 +20,9 @@ from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
+from monarch_async.runtime.answers import SPAWN
 from monarch_async.runtime.call import MeshCall
-from monarch_async.runtime.proc import SPAWN, SpawnOrder, pack_recipe
+from monarch_async.runtime.proc import SpawnOrder, pack_recipe
 from monarch_async.runtime.router import Path, Router, active_router
 from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields

@@ -230,7 +230,7 @@ class ProcMesh(Sliced):
         for address in self.addresses:
             by_agent[agent_of(address)].append(proc_of(address))
         for agent, ids in by_agent.items():
-            await domain.requests.ask(agent, "kill", ids, int(signal), "")
+            await domain.requests.ask(agent, "kill", ids, int(signal), domain.router.name)
 
     async def stop(self) -> None:
         """End these procs in order: teardown hooks, then TERM, then KILL; wait until all are gone. Twice is fine."""

@@ -1,14 +1,13 @@
 """The client's program: the domain whose owners are scopes, and whose log lines go to the terminal."""
 
 import asyncio
-import sys
 
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
-from monarch_async.control.log_lines import LineFold
 from monarch_async.control.supervision import Failure, escalate
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Lost
+from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.scope import Scope, current_scope
 
@@ -20,10 +19,10 @@ class Program(Domain):
         """Take what the controller reports."""
         super().__init__(controller.router, [])
         self.controller, self.scope = controller, scope
-        self._folds: dict[tuple[str, int, int], LineFold] = {}
+        self.console = Console(controller.config.fold_logs, scope.fail)
         controller.on_exit = self._exited
         controller.on_failure = lambda _, actor_id, rank, report: self.failed(actor_id, rank, report)
-        controller.on_lines = self._print
+        controller.on_lines = self.console.show
         controller.router.on_unseen = self._unseen
 
     @property
@@ -66,27 +65,6 @@ class Program(Domain):
         scopes = {id(a.owner): a.owner for a in self.allocations.values()}
         return any(isinstance(scope, Scope) and _has_policy(scope) for scope in scopes.values())
 
-    # -- output ----------------------------------------------------------------------------------------------------
-
-    def _print(self, mesh: str, rank: int, stream: int, lines: bytes) -> None:
-        """Print the lines of a proc with its mesh and rank in front."""
-        out = sys.stdout if stream == 1 else sys.stderr
-        prefix = f"[{mesh} {rank}] "
-        split = lines.split(b"\n")
-        if self.config.fold_logs:
-            fold = self._folds.setdefault((mesh, rank, stream), LineFold())
-            split = [folded for line in split for folded in fold.feed(line)]
-        text = "".join(f"{prefix}{line.decode(errors='backslashreplace')}\n" for line in split)
-        out.write(text)
-        out.flush()
-
-    def finish_output(self) -> None:
-        """Print what folding still holds back."""
-        for (mesh, rank, stream), fold in self._folds.items():
-            out = sys.stdout if stream == 1 else sys.stderr
-            out.write("".join(f"[{mesh} {rank}] {line.decode(errors='backslashreplace')}\n" for line in fold.close()))
-        self._folds.clear()
-
     async def aclose(self) -> None:
         """End what this program spawned, then its sessions."""
         await self.cancel_tasks()
@@ -95,7 +73,7 @@ class Program(Domain):
             for allocation in {id(a): a for a in self.allocations.values()}.values()
         ]
         await asyncio.gather(*stops, return_exceptions=True)
-        self.finish_output()
+        self.console.close()
         await self.controller.aclose()
 
 

@@ -14,8 +14,19 @@ from monarch_async.wire.payload import Buffer, Encoded, dumps
 
 NOTHING = dumps(None)
 
+#: The endpoint name of the message that creates an actor.
+SPAWN = "__spawn__"
+
 #: What a reply keeps of the flags of its call.
 _KEPT = GATHERED | EAGER
+
+
+class _Unsendable(Exception):
+    """A result does not pickle: not what the endpoint raised, but what its caller gets."""
+
+    def __init__(self, why: PicklingError) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Request:
@@ -30,6 +41,7 @@ class Request:
         "flags",
         "holds_slot",
         "is_abandoned",
+        "is_cancelled",
         "since",
         "skeleton",
         "src",
@@ -46,7 +58,8 @@ class Request:
         self.context: Context | None = None
         self.credit: tuple[int, int] | None = None
         self.holds_slot = False
-        self.is_abandoned = False  # cancelled by its caller, yet running on
+        self.is_cancelled = False  # its caller has asked for that
+        self.is_abandoned = False  # cancelled, yet running on
         self.since = 0.0
 
 
@@ -60,16 +73,19 @@ class Answers:
         self._on_unanswered = on_unanswered
 
     def encode(self, request: Request, value: object) -> Encoded:
-        """Pickle a result or an item. Raises PicklingError naming the endpoint."""
-        return dumps(value, "result", of=f"{self._label}.{request.endpoint}")
+        """Pickle a result or an item. What this raises goes to `raised`."""
+        try:
+            return dumps(value, "result", of=f"{self._label}.{request.endpoint}")
+        except PicklingError as error:
+            raise _Unsendable(error) from None
 
     def value(self, request: Request, value: object) -> None:
         """The endpoint has returned."""
         if request.flags & WANTS_REPLY:
             try:
                 encoded = self.encode(request, value)
-            except PicklingError as error:
-                self.failed(request, pack_error(error))
+            except _Unsendable as error:
+                self.raised(request, error)
                 return
             self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded)
 
@@ -93,6 +109,11 @@ class Answers:
 
     def failed(self, request: Request, report: bytes) -> None:
         """The answer is a failure."""
+        if request.flags & WANTS_REPLY:
+            self.refused(request, report)
+
+    def refused(self, request: Request, report: bytes) -> None:
+        """The call does not begin. A broadcast is told too: it has not been acknowledged yet."""
         self._send(request, FAILED, report)
 
     def cancelled(self, request: Request, why: str = "") -> None:
@@ -104,12 +125,11 @@ class Answers:
         self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, NOTHING)
 
     def _send(self, request: Request, flags: int, payload: bytes) -> None:
-        if request.flags & WANTS_REPLY:
-            kept = flags | request.flags & _KEPT
-            self._router.reply(request.src, request.call, self._rank, kept, Encoded(payload, []))
+        kept = flags | request.flags & _KEPT
+        self._router.reply(request.src, request.call, self._rank, kept, Encoded(payload, []))
 
     def report(self, error: BaseException, endpoint: str) -> bytes:
         """Return the report of an exception raised in ``endpoint``. A result that cannot travel is reported as that."""
-        if isinstance(error, PicklingError):
-            return pack_error(error)
+        if isinstance(error, _Unsendable):
+            return pack_error(error.why)
         return pack_raised(error, self._rank, self._point, self._label, endpoint, self._host)

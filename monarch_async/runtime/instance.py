@@ -33,10 +33,10 @@ from monarch_async.errors import (
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, interface_of, never_waits
 from monarch_async.runtime.actor_thread import ActorThread
-from monarch_async.runtime.answers import Answers, Request
+from monarch_async.runtime.answers import SPAWN, Answers, Request
 from monarch_async.runtime.context import ActorLog, Context, _current
 from monarch_async.runtime.producer import Producer
-from monarch_async.runtime.report import format_traceback, pack_error
+from monarch_async.runtime.report import describe, format_traceback, pack_error
 from monarch_async.wire.frame import WANTS_REPLY
 from monarch_async.wire.message import CallFields
 from monarch_async.wire.payload import Buffer, Encoded, loads
@@ -72,6 +72,8 @@ class Instance:
         self._methods: dict[str, tuple[Callable[..., Any], Style, bool]] = {}
         self._thread: ActorThread | None = None
         self._failure: bytes = b""
+        self._hook = "__init__"  # which of the hooks that start it runs
+        self._starting: asyncio.Task[object] | None = None
         self._router = proc.router
         self.answers = Answers(
             proc.router,
@@ -91,6 +93,7 @@ class Instance:
     async def start(self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]) -> bytes | None:
         """Construct the actor and run ``setup``; return None, or the report of what failed."""
         _current.set(Context(self, "__init__", self.owner[0], 0, None))
+        self._starting = asyncio.current_task()
         try:
             cls, args, kwargs = make()
             self.interface = interface_of(cls)
@@ -104,14 +107,14 @@ class Instance:
             self._bind()
             setup = getattr(self.actor, "setup", None)
             if setup is not None and not isinstance(inspect.getattr_static(cls, "setup"), EndpointMark):
+                self._hook = "setup"
                 await _maybe_await(setup())
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
-            return self._fail(error)
-        if self.state is State.STARTING:
-            self.state = State.RUNNING
-            self._advance()
+            return self._failure if self.state is State.STOPPED else self._fail(error)
+        if self.state is State.STOPPED:
+            return self._failure
+        self.state = State.RUNNING
+        self._advance()
         return None
 
     def _find_methods(self, cls: type[Actor]) -> None:
@@ -127,11 +130,12 @@ class Instance:
     def _fail(self, error: BaseException) -> bytes:
         """``__init__`` or ``setup`` raised: that is the answer to everything waiting, and from now on."""
         self.state = State.FAILED
-        report = self.answers.report(error, "__init__")
-        died = ActorDied(self.label, self.proc.info.host, f"__init__ raised {type(error).__name__}: {error}", format_traceback(error))
-        self._failure = pack_error(died)
+        report = self.answers.report(error, self._hook)
+        reason = f"its {self._hook} raised {describe(error)}"
+        died = ActorDied(self.label, self.proc.info.host, reason, format_traceback(error))
+        self._failure = pack_error(died, error)
         for request in self.mailbox:
-            self.answers.failed(request, report)
+            self.answers.refused(request, report)
         self.mailbox.clear()
         return report
 
@@ -140,10 +144,12 @@ class Instance:
         if self.state is State.STOPPED:
             return
         had_actor = self.state is State.RUNNING
+        if self.state is State.STARTING and self._starting is not None:
+            self._starting.cancel()
         self.state = State.STOPPED
         self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
         for request in self.mailbox:
-            self.answers.failed(request, self._failure)
+            self.answers.refused(request, self._failure)
         self.mailbox.clear()
         tasks = [request.task for request in self.running.values() if request.task is not None]
         for task in tasks:
@@ -186,8 +192,10 @@ class Instance:
                 self._begin(request)
         elif self.state is State.STARTING:
             self.mailbox.append(request)
+        elif fields.endpoint == SPAWN:
+            self.proc.respawn(request, self.id)
         else:
-            self.answers.failed(request, self._failure)
+            self.answers.refused(request, self._failure)
 
     def _would_deadlock(self, chain: list[tuple[int, int, str]]) -> bool:
         """I4: every slot is held by a call that waits, through ``chain``, for this one."""
@@ -202,7 +210,7 @@ class Instance:
     def _begin(self, request: Request) -> None:
         found = self._methods.get(request.endpoint)
         if found is None:
-            self.answers.failed(request, pack_error(self._no_such(request.endpoint)))
+            self.answers.refused(request, pack_error(self._no_such(request.endpoint)))
             return
         method, style, is_immediate = found
         request.style = style
@@ -236,11 +244,11 @@ class Instance:
         """Run an endpoint that never awaits, without a task."""
         token = _current.set(request.context)
         try:
-            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            args, kwargs = self._arguments(request)
             method(*args, **kwargs).send(None)
         except StopIteration as stop:
             self.answers.value(request, stop.value)
-        except Exception as error:
+        except BaseException as error:  # also a SystemExit: that is the caller's to know, the proc lives on
             self.answers.raised(request, error)
         else:
             raise AssertionError("an endpoint without await suspended")
@@ -249,56 +257,64 @@ class Instance:
 
     async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
         try:
-            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
-            request.skeleton, request.buffers = b"", ()
+            args, kwargs = self._arguments(request)
             value = await method(*args, **kwargs)
-        except asyncio.CancelledError:
-            self._end(request)
-            self.answers.cancelled(request)
-        except Exception as error:
-            self._end(request)
-            self.answers.raised(request, error)
+        except BaseException as error:
+            self._raised(request, error)
         else:
-            self._end(request)
-            self.answers.value(request, value)
+            if self._end(request):
+                self.answers.value(request, value)
 
     async def _run_stream(self, request: Request, method: Callable[..., Any]) -> None:
         config = self._router.config
         producer = Producer(self, request, request.credit or (config.stream_items, config.stream_bytes))
         try:
-            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
+            args, kwargs = self._arguments(request)
             await producer.run(method(*args, **kwargs))
-        except asyncio.CancelledError:
-            self._end(request)
-            self.answers.cancelled(request)
-        except Exception as error:
-            self._end(request)
-            self.answers.raised(request, error)
+        except BaseException as error:
+            self._raised(request, error)
         else:
-            self._end(request)
-            self.answers.value(request, None)
+            if self._end(request):
+                self.answers.value(request, None)
 
     def _run_on_thread(self, request: Request, method: Callable[..., object]) -> Callable[[], None]:
         """Run a plain ``def`` endpoint; called on the actor's thread; what it returns is called on the loop."""
         _current.set(request.context)
         try:
-            args, kwargs = loads(request.skeleton, request.buffers)  # type: ignore[misc]
-            request.skeleton, request.buffers = b"", ()
+            args, kwargs = self._arguments(request)
             encoded = self.answers.encode(request, method(*args, **kwargs))
-        except Exception as caught:
+        except BaseException as caught:
             error = caught
-            return lambda: self._thread_raised(request, error)
-        except BaseException as caught:  # SystemExit and the like must not end the thread in silence
-            escaped = caught
-            return lambda: self._thread_raised(request, escaped)
+            return lambda: self._raised(request, error)
         return lambda: self._thread_done(request, encoded)
 
     def _thread_done(self, request: Request, encoded: Encoded) -> None:
         if self._end(request):
             self.answers.encoded(request, encoded)
 
-    def _thread_raised(self, request: Request, error: BaseException) -> None:
-        if self._end(request) and not request.is_abandoned:
+    def _arguments(self, request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        skeleton, buffers = request.skeleton, request.buffers
+        request.skeleton, request.buffers = b"", ()
+        try:
+            return loads(skeleton, buffers)  # type: ignore[return-value]
+        except Exception as error:
+            error.add_note(f"raised while unpickling the arguments of {self.label}.{request.endpoint}")
+            raise
+
+    def _raised(self, request: Request, error: BaseException) -> None:
+        """An endpoint has ended with ``error``, which may be the cancellation that its caller, or `stop`, asked for."""
+        if not self._end(request):
+            return
+        if request.is_abandoned:
+            trace = format_traceback(error)
+            self.logger.error("%s, which its caller had cancelled, raised:\n%s", request.endpoint, trace)
+        elif not isinstance(error, asyncio.CancelledError):
+            self.answers.raised(request, error)
+        elif request.is_cancelled:
+            self.answers.cancelled(request)
+        elif self.state is State.STOPPED:
+            self.answers.failed(request, self._failure)
+        else:
             self.answers.raised(request, error)
 
     def _end(self, request: Request) -> bool:
@@ -324,8 +340,14 @@ class Instance:
                     self.answers.cancelled(waiting)
                     return
             return  # already answered: that answer is the acknowledgement
+        if request.is_cancelled or not request.flags & WANTS_REPLY:
+            return
+        request.is_cancelled = True
         if request.task is not None:
             request.task.cancel()
+            if inspect.getcoroutinestate(request.task.get_coro()) == inspect.CORO_CREATED:  # it will never see that
+                self._end(request)
+                self.answers.cancelled(request)
         elif self._thread is not None and self._thread.withdraw(request):
             self._end(request)
             self.answers.cancelled(request)

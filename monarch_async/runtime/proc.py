@@ -24,7 +24,7 @@ from monarch_async.errors import ActorDied, BadFrame, Closed
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Actor
-from monarch_async.runtime.answers import NOTHING
+from monarch_async.runtime.answers import NOTHING, SPAWN, Request
 from monarch_async.runtime.context import ProcInfo
 from monarch_async.runtime.instance import Instance, State
 from monarch_async.runtime.producer import Producer
@@ -41,14 +41,10 @@ from monarch_async.wire.frame import (
     LEASE,
     MSGPACK,
     REPLY,
-    WANTS_REPLY,
     pack_frame,
 )
 from monarch_async.wire.message import CallFields
 from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
-
-#: The endpoint name of the message that creates an actor.
-SPAWN = "__spawn__"
 
 
 @dataclass(frozen=True)
@@ -112,9 +108,13 @@ class Proc:
         """A call to something that is not here: the one that creates it, or one that comes too late."""
         if fields.endpoint == SPAWN:
             self._spawn(src, call, flags, target, skeleton, buffers)
-        elif flags & WANTS_REPLY:
+        else:
             error = ActorDied(f"{target:016x}", self.info.host, f"proc {self.info} has no such actor")
             self.router.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
+
+    def respawn(self, request: Request, actor_id: int) -> None:
+        """An actor that has ended is made anew in its place."""
+        self._spawn(request.src, request.call, request.flags, actor_id, request.skeleton, request.buffers)
 
     def _spawn(self, src: int, call: int, flags: int, actor_id: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
         order: SpawnOrder = pickle.loads(skeleton)

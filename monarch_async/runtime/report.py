@@ -11,7 +11,7 @@ from types import TracebackType
 
 import msgpack
 
-from monarch_async.errors import Error, RemoteError, remote_error
+from monarch_async.errors import ActorDied, Error, RemoteError, remote_error
 from monarch_async.wire.payload import dump_exception, load_exception
 
 _RAISED, _ERROR = 0, 1
@@ -21,28 +21,46 @@ def pack_raised(
     error: BaseException, rank: int, point: Mapping[str, int], actor: str, endpoint: str, host: str
 ) -> bytes:
     """Return the report of an exception that an endpoint raised. Never raises."""
-    cls = type(error)
-    name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
-    if isinstance(error, RemoteError):  # passed on: keep the first cause's name
-        name = error.type_name
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"<its __str__ raised {type(broken).__name__}>"
-    facts = [_RAISED, rank, dict(point), actor, endpoint, host, name, text, format_traceback(error), dump_exception(error)]
+    name, text, trace = _name(error), _text(error), format_traceback(error)
+    facts = [_RAISED, rank, dict(point), actor, endpoint, host, name, text, trace, dump_exception(error)]
     return msgpack.packb(facts, unicode_errors="backslashreplace")
 
 
-def pack_error(error: Error) -> bytes:
-    """Return the report of one of this package's own errors."""
-    return msgpack.packb([_ERROR, pickle.dumps(error)])
+def pack_error(error: Error, cause: BaseException | None = None) -> bytes:
+    """Return the report of one of this package's own errors; ``cause`` goes with it where it can travel."""
+    return msgpack.packb([_ERROR, pickle.dumps(error), dump_exception(cause) if cause is not None else b""])
+
+
+def describe(error: BaseException) -> str:
+    """Return class and text of any exception on one line. Never raises."""
+    text = _text(error)
+    return f"{_name(error)}: {text}" if text else _name(error)
+
+
+def _name(error: BaseException) -> str:
+    if isinstance(error, RemoteError):  # passed on: the name of the first cause
+        return error.type_name
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:
+        return f"<its __str__ raised {type(broken).__name__}>"
+    if isinstance(error, (RemoteError, ActorDied)):  # the traceback in it is shown with it, once
+        text = text.split("\n", 1)[0]
+    return text
 
 
 def load_report(data: bytes | memoryview) -> Exception:
     """Return the exception a report stands for."""
     kind, *facts = msgpack.unpackb(data)
     if kind == _ERROR:
-        return pickle.loads(facts[0])
+        error: Exception = pickle.loads(facts[0])
+        error.__cause__ = load_exception(facts[1])
+        return error
     *known, original = facts
     return remote_error(*known, cause=load_exception(original))
 

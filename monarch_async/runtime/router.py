@@ -111,6 +111,21 @@ class Router:
         for key in [key for key in self._paths if host_of(key[0]) == host]:
             del self._paths[key]
 
+    def lose_host(self, host: int, error: Lost) -> int:
+        """A host is gone: calls to it fail with ``error``, those pending and those still to come; return how many pend."""
+
+        def is_there(dst: int) -> bool:
+            return host_of(dst) == host
+
+        def refuse(frame: bytes) -> None:
+            self.loop.call_soon(self.lose, is_there, error)
+
+        connection = self._uplinks[host]
+        connection.send = refuse  # it stays the way to that host, for references that know it
+        if connection is self._uplink:
+            self._uplink = next((other for other in self._uplinks.values() if not other.is_closed), None)
+        return self.lose(is_there, error)
+
     def uplink(self, dst: int) -> Connection:
         """Return the connection towards ``dst``. Raises `Closed` where there is none any more."""
         found = self._uplinks.get(dst >> 32) or self._uplink
