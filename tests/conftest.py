@@ -27,6 +27,18 @@ async def hosts() -> AsyncIterator[ma.HostMesh]:
         yield hosts
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _libuv_started() -> None:
+    """libuv makes a pipe for the whole process when the first child is started; it is nobody's leak."""
+
+    async def start_one() -> None:
+        process = await asyncio.create_subprocess_exec("true")
+        await process.wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(start_one())
+
+
 def children() -> set[int]:
     """The pids of this process's living children."""
     found: set[int] = set()

@@ -91,6 +91,7 @@ class Controller:
         self._sessions: dict[int, Session] = {}
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
+        self.on_host_lost: Callable[[Host], None] = lambda _: None
         self.on_failure: Callable[[int, int, int, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
         self.router.on_other = self._take
@@ -168,6 +169,7 @@ class Controller:
         if host is not None:
             del self._sessions[host.id]
             del self.hosts[host.id]
+            self.on_host_lost(host)
             exit = Exit.host_lost(address(host.id, 0), host.name, reason)
             self.on_exit(exit, 0, self.router.lose_host(host.id, exit.as_error()))
 

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_async.errors import BadFrame
-from monarch_async.ids import address, host_of
+from monarch_async.ids import address, agent_of, host_of
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,
     CAST,
-    CHUNK,
     CONTROL,
     EXITED,
     FAILED,
@@ -126,14 +125,20 @@ class Relay:
 
     def _route(self, source: Connection, dst: int, data: bytes, start: int) -> Connection | None:
         route = self.routes.get(dst)
-        if route is None and host_of(dst) != self.host:
-            route = self.find_peer(host_of(dst))
+        if route is None:
+            route = self.find(dst)
         if route is not None and dst not in source.sent_to:
             source.sent_to.add(dst)
-            src = U64.unpack_from(data, start + 16)[0]
-            if src != source.address and src not in self.routes:
-                self.routes[src] = source  # behind a peer: answers go back the way they came
+            self._learn(source, U64.unpack_from(data, start + 16)[0])
         return route
+
+    def _learn(self, source: Connection, src: int) -> None:
+        """Note who is behind a peer without being on its host (a client that it alone knows): answers go back that way.
+
+        Procs of the peer's own host are not noted: what goes there has one path whoever speaks first (R1).
+        """
+        if host_of(src) not in (host_of(source.address), self.host) and src not in self.routes:
+            self.routes[src] = source
 
     def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
         """Forward one large frame without joining it."""
@@ -143,8 +148,7 @@ class Relay:
             return
         route = self._route(connection, dst, pieces[0], 0)
         if route is None:
-            if kind != CHUNK:
-                self._desk.take_undeliverable(connection, dst, kind)
+            self._desk.take_undeliverable(connection, dst, kind)
         else:
             route.send_pieces(pieces)
 
@@ -171,8 +175,7 @@ class Relay:
             return
         procs, head, rest = split_cast(frame)
         _, _, _, _, _, src, _, call = HEADER.unpack_from(frame)
-        if src not in self.routes:
-            self.routes[src] = connection
+        self._learn(connection, src)
         sent_to = connection.sent_to
         members: set[int] = set()
         missing: list[int] = []
@@ -206,13 +209,16 @@ class Relay:
     def _release(self, key: tuple[int, int], gathering: Gathering) -> None:
         """Send what came; what comes later is forwarded at once."""
         del self._gatherings[key]
-        route = self.routes.get(key[0])
+        route = self.find(key[0])
         if route is not None and gathering.frames:
             route.send_run(gathering.frames)
 
     def find(self, dst: int) -> Connection | None:
-        """Return the way to ``dst``, for a frame of the agent's own."""
-        return self.routes.get(dst) or (self.find_peer(host_of(dst)) if host_of(dst) != self.host else None)
+        """Return the way to ``dst``: its own connection, else the one to the agent of its host."""
+        route = self.routes.get(dst)
+        if route is None and host_of(dst) != self.host:
+            route = self.find_peer(host_of(dst)) or self.routes.get(agent_of(dst))
+        return route
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 
@@ -225,6 +231,8 @@ class Relay:
             elif member in gathering.outstanding:
                 self._release(key, gathering)
         found = {id(c): c for c in self.routes.values() if member in c.sent_to}
+        for connection in found.values():
+            connection.sent_to.discard(member)
         return list(found.values())
 
     def forget_connection(self, connection: Connection) -> None:

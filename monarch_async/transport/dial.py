@@ -37,8 +37,9 @@ class Url:
         parts = urlsplit(text)
         if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
             return cls(text, path=parts.path)
-        if parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path.strip("/"):
-            return cls(text, host=parts.hostname, port=parts.port)
+        with contextlib.suppress(ValueError):  # of a port that is no number, or too large a one
+            if parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path.strip("/"):
+                return cls(text, host=parts.hostname, port=parts.port)
         raise ValueError(f"bad address {text!r}: expected tcp://host:port or unix:///absolute/path")
 
     @property
@@ -117,10 +118,13 @@ async def dial(
     loop = asyncio.get_running_loop()
     end = Dialer(token, os.urandom(NONCE_BYTES), info)
     try:
-        if url.path:
-            _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), url.path)
-        else:
-            _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port, ssl=tls)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            if url.path:
+                _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), url.path)
+            else:
+                _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port, ssl=tls)
+    except TimeoutError:
+        raise LinkBroken(url.text, f"cannot connect: no answer within {HANDSHAKE_TIMEOUT:g} s") from None
     except OSError as error:
         raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
     try:

@@ -6,6 +6,7 @@
 
 Over a unix socket there is no Down: such a connection ends only with the process at the other end. Silence counts as a
 break too: a peer that has not even pinged for three heartbeats gets a new socket, which it may answer when it thaws.
+Time in which this end's own loop was blocked is no silence of the peer's: nobody was listening.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Any
 import msgpack
 
 from monarch_async.config import Config
-from monarch_async.errors import BadFrame, HandshakeRefused, LinkBroken
+from monarch_async.errors import BadFrame, HandshakeRefused, LinkBroken, WireError
 from monarch_async.transport.connection import Connection, Consumer
 from monarch_async.transport.dial import Url, dial
 from monarch_async.wire.link import Link
@@ -45,7 +46,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._info = {**info, "session": os.urandom(16)}
         self._redialling: asyncio.Task[None] | None = None
-        self.heard_at = self._loop.time()
+        self.heard_at = self._ticked_at = self._loop.time()
         self.peer: dict[str, Any] = {}
         #: What is sent before `open` has succeeded waits.
         self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
@@ -64,8 +65,11 @@ class Session:
         link = self.connection.link
         if self.is_lost or self._redialling is not None or (self.connection.is_closed and error is None):
             return
+        if self.connection.is_closed and isinstance(error, WireError):
+            self.lose(f"what came from its agent was not understood: {error}")
+            return
         if link is None or self.connection.is_closed:
-            self._lose(f"its agent's connection closed{f': {error}' if error else ''}: the process is gone")
+            self.lose(f"its agent's connection closed{f': {error}' if error else ''}: the process is gone")
             return
         link.down(self._loop.time())
         self._redialling = self._loop.create_task(self._redial())
@@ -74,6 +78,10 @@ class Session:
         """Note whether the peer was heard since the last tick, and say that we live. Called every half heartbeat."""
         now = self._loop.time()
         connection = self.connection
+        blocked = now - self._ticked_at - self.config.heartbeat
+        if blocked > 0:
+            self.heard_at += blocked
+        self._ticked_at = now
         if connection.was_heard:
             connection.was_heard = False
             self.heard_at = now
@@ -81,7 +89,7 @@ class Session:
         if self.is_lost or connection.is_closed:
             return
         if silence > self.config.resume_window:
-            self._lose(f"no sign of life for {silence:.1f} s (resume_window is {self.config.resume_window:g} s)")
+            self.lose(f"no sign of life for {silence:.1f} s (resume_window is {self.config.resume_window:g} s)")
         elif silence > 3 * self.config.heartbeat and connection.link is not None and self._redialling is None:
             connection.drop()
         elif connection.wire is not None:
@@ -100,7 +108,7 @@ class Session:
                     wire, agreed = await dial(self.url, self._token, msgpack.packb(info), self._tls)
                 except HandshakeRefused as error:
                     if error.side == "remote" and "session" in error.reason:
-                        self._lose(f"its agent came back without our session: {error.reason}")
+                        self.lose(f"its agent came back without our session: {error.reason}")
                         return
                     why = str(error)
                 except LinkBroken as error:
@@ -116,11 +124,14 @@ class Session:
         except (LinkBroken, BadFrame) as error:
             why = str(error)
         window = self.config.resume_window
-        self._lose(f"no connection for {window:g} s (resume_window){f': {why}' if why else ''}")
+        self.lose(f"no connection for {window:g} s (resume_window){f': {why}' if why else ''}")
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """Give the peer up for good, and tell ``on_lost`` why. Twice is fine."""
         if not self.is_lost:
             self.is_lost = True
+            if self._redialling is not None and self._redialling is not asyncio.current_task(self._loop):
+                self._redialling.cancel()
             self.connection.close()
             self._on_lost(self, reason)
 

@@ -18,6 +18,8 @@ the agent turns it into one CALL for each. PING and ACK belong to one connection
 import struct
 from typing import Final
 
+from monarch_async.errors import BadFrame
+
 HEADER: Final = struct.Struct("<IBBHQQQQ")
 ROUTE: Final = struct.Struct("<IBBHQ")  #: the part of the header an agent needs
 HEADER_SIZE: Final = HEADER.size
@@ -74,11 +76,14 @@ def pack_cast(
 def split_cast(frame: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
     """Return (proc ids, first 8 bytes, bytes from ``src`` on) of the CALL frames a CAST stands for.
 
-    The caller puts the 8 bytes of each destination address between the two.
+    The caller puts the 8 bytes of each destination address between the two. Raises BadFrame where it names nobody, or
+    more than it has room for.
     """
     length, _, flags, control, _ = ROUTE.unpack_from(frame)
-    (count,) = U32.unpack_from(frame, HEADER_SIZE)
+    count = U32.unpack_from(frame, HEADER_SIZE)[0] if length >= HEADER_SIZE + 4 else 0
     start = HEADER_SIZE + 4 + 4 * count
+    if start + control > length or not count:
+        raise BadFrame(f"a cast of {length} bytes to {count} procs")
     procs = struct.unpack_from(f"<{count}I", frame, HEADER_SIZE + 4)
     head = struct.pack("<IBBH", length - 4 - 4 * count, CALL, flags, control)
     return procs, head, frame[16:HEADER_SIZE] + frame[start:]
