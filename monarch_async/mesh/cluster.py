@@ -72,10 +72,12 @@ class Cluster:
         self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """End every proc (teardown hooks, TERM, KILL), wait until all is gone; raise a failure nobody handled."""
+        failure = self._scope.leave(error)
         try:
             await self._close()
         finally:
-            await self._scope.__aexit__(cls, error, tb)
+            if failure is not None:
+                raise failure from failure.__cause__
 
     async def _close(self) -> None:
         global _is_running

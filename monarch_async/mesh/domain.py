@@ -32,6 +32,7 @@ class Domain:
         self.proc_ids = ProcIds()
         self.allocations: dict[int, Allocation] = {}  #: by proc address
         self.groups: weakref.WeakValueDictionary[int, ActorGroup] = weakref.WeakValueDictionary()
+        self.lost_hosts: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # -- what differs ----------------------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class Domain:
     def exited(self, exit: Exit, is_delivered: bool) -> None:
         """A proc or a host has ended: tell the owners of what was there."""
         if exit.is_host:
+            self.lost_hosts.add(host_of(exit.address))
             gone = [a for a in self.allocations if host_of(a) == host_of(exit.address)]
         else:
             gone = [exit.address] if exit.address in self.allocations else []

@@ -144,12 +144,11 @@ class Allocation:
         for address in addresses:
             by_agent[agent_of(address)].append(proc_of(address))
         grace = self.domain.router.config.stop_grace
-        known = {host.id for host in self.domain.hosts}
         await asyncio.gather(
             *[
                 self.domain.requests.ask(agent, "stop", ids, reason, grace)
                 for agent, ids in by_agent.items()
-                if host_of(agent) in known
+                if host_of(agent) not in self.domain.lost_hosts
             ]
         )
         if len(self.dead) == len(self.addresses):

@@ -20,6 +20,7 @@ class Program(Domain):
         super().__init__(controller.router, [])
         self.controller, self.scope = controller, scope
         self.console = Console(controller.config.fold_logs, scope.fail)
+        self._deaths: dict[tuple[object, ...], _Outcome] = {}
         controller.on_exit = self._exited
         controller.on_failure = lambda _, actor_id, rank, report: self.failed(actor_id, rank, report)
         controller.on_lines = self.console.show
@@ -41,29 +42,34 @@ class Program(Domain):
     def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
         """Ask the policies; a failure nobody handles ends the scope, unless callers carry it already."""
         assert isinstance(owner, Scope)
-        if not _has_policy(owner):
-            if not is_delivered:
-                owner.fail(failure.error)
-            return
-        self.start_task(self._handle(owner, failure, is_delivered))
+        outcome = _Outcome(is_delivered)
+        if isinstance(failure.error, Lost):
+            self._deaths[failure.error.args] = outcome
+        if _has_policy(owner):
+            self.start_task(self._handle(owner, failure, outcome))
+        else:
+            self._settle(owner, failure.error, outcome, False)
 
-    async def _handle(self, owner: Scope, failure: Failure, is_delivered: bool) -> None:
-        if not await owner.handle(failure) and not is_delivered:
-            owner.fail(failure.error)
+    async def _handle(self, owner: Scope, failure: Failure, outcome: "_Outcome") -> None:
+        self._settle(owner, failure.error, outcome, await owner.handle(failure))
+
+    def _settle(self, owner: Scope, error: BaseException, outcome: "_Outcome", is_handled: bool) -> None:
+        outcome.is_handled = is_handled
+        if not is_handled and not outcome.is_delivered:
+            owner.fail(error)
 
     def _exited(self, exit: Exit, owner_actor: int, pending: int) -> None:
         self.exited(exit, pending > 0)
 
     def _unseen(self, error: BaseException, what: str) -> None:
-        """A call failed and nobody looked."""
-        if isinstance(error, Lost) and self._was_handled(error):
-            return
-        self.scope.fail(error)
-
-    def _was_handled(self, error: Lost) -> bool:
-        """Deaths were put to the policies when they happened; only where there are none is this the first report."""
-        scopes = {id(a.owner): a.owner for a in self.allocations.values()}
-        return any(isinstance(scope, Scope) and _has_policy(scope) for scope in scopes.values())
+        """A call failed and nobody looked. A death is its policies' business; it is open again where they decline."""
+        outcome = self._deaths.get(error.args) if isinstance(error, Lost) else None
+        if outcome is None:
+            self.scope.fail(error)
+        elif outcome.is_handled is None:
+            outcome.is_delivered = False
+        elif not outcome.is_handled:
+            self.scope.fail(error)
 
     async def aclose(self) -> None:
         """End what this program spawned, then its sessions."""
@@ -75,6 +81,14 @@ class Program(Domain):
         await asyncio.gather(*stops, return_exceptions=True)
         self.console.close()
         await self.controller.aclose()
+
+
+class _Outcome:
+    """What became of a failure: whether callers carry it, and whether a policy handled it (None: not decided yet)."""
+
+    def __init__(self, is_delivered: bool) -> None:
+        self.is_delivered = is_delivered
+        self.is_handled: bool | None = None
 
 
 def _has_policy(scope: Scope | None) -> bool:

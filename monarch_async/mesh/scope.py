@@ -36,6 +36,12 @@ class Scope:
         self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """End; raises the failure that ended the body, unless the body already ended with an error of its own."""
+        failure = self.leave(error)
+        if failure is not None:
+            raise failure from failure.__cause__
+
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """End: no failure cancels the task any more. Return the one to raise in place of ``error``, if any."""
         task, self._task = self._task, None
         if self._token is not None:
             try:
@@ -43,10 +49,11 @@ class Scope:
             except ValueError:  # left in another context than entered (an async generator, a notebook)
                 _scope.set(self.parent)
         if self.failure is None or task is None:
-            return
+            return None
         was_cancelled_by_us = task.uncancel() == 0
         if error is None or (isinstance(error, asyncio.CancelledError) and was_cancelled_by_us):
-            raise self.failure from self.failure.__cause__
+            return self.failure
+        return None
 
     def fail(self, error: BaseException) -> None:
         """Nobody handled ``error``: cancel the body. Only the first counts (V3)."""

@@ -119,6 +119,8 @@ class Source(Generic[T]):
 class ItemSource(Source[T]):
     """The items of one member's async generator. Bounded by the credit it gives: the generator waits for its consumer."""
 
+    is_carrier = True
+
     def __init__(self, router: Router, what: str, path: Path) -> None:
         """The call has not been sent yet."""
         super().__init__()

@@ -27,7 +27,9 @@ UNSEEN = 5.0
 
 
 class Pending(Protocol):
-    """Whatever waits for replies to one call id."""
+    """Whatever waits for replies to one call id. ``is_carrier``: it brings a failure to a caller who will see it."""
+
+    is_carrier: bool
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         """Take one member's reply; return whether that was all."""
@@ -46,6 +48,7 @@ class RemoteFuture(asyncio.Future[T]):
     """What call and mesh call share: cancelling remotely, and unseen failures."""
 
     __slots__ = ("id", "is_cancelling", "router", "what")
+    is_carrier = True
 
     def __init__(self, router: "Router", what: str) -> None:
         """Belong to ``router``; ``what`` names the call: ``trainers[1].step``."""
@@ -255,6 +258,7 @@ class Broadcast(RemoteFuture[None]):
     """Resolves when every member has started the call. Nobody needs to await it: a lost member tells supervision itself."""
 
     __slots__ = ("_paths", "_position", "_waiting", "nbytes")
+    is_carrier = False
 
     def __init__(
         self, router: "Router", what: str, paths: "Sequence[Path]", position: "Callable[[int], int | None]"
@@ -284,6 +288,7 @@ class Broadcast(RemoteFuture[None]):
             self.router.answered(self._paths[index], self.nbytes)
         if lost and not self.done():
             self.fail(error)
+            self._log_traceback = False  # supervision is told of the death itself
         return self._finish_if_complete()
 
     def waits_for(self) -> "Sequence[Path]":

@@ -388,11 +388,11 @@ class Router:
     # -- deaths ----------------------------------------------------------------------------------------------------
 
     def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
-        """Every call that waits for a member whose address ``gone`` knows fails with ``error``; return how many."""
+        """Fail every call that waits for a member whose address ``gone`` knows; return how many have a caller who sees."""
         count = 0
         for call, pending in list(self.pending.items()):
             if pending.has_member(gone):
-                count += 1
+                count += pending.is_carrier
                 if pending.lose(gone, error):
                     self.pending.pop(call, None)
         for dst in {key[0] for key in self._paths if gone(key[0])}:
