@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 _DESCRIPTION = f"""\
-Be the host agent of this machine: start, watch and end the worker procs of the programs that attach to it
-(ma.attach("tcp://host:port", ...)). Prints its address, then logs on stderr who comes, who goes and who is refused.
+Be the host agent of this machine: start, watch and end the worker procs of the
+programs that attach to it, as ma.attach("tcp://host:port", ...) does. Prints
+its address; logs on stderr who comes, who goes, and who is refused and why.
 Ends on SIGINT or SIGTERM, and its procs with it.
 
-Whoever attaches must hold the same cluster token: a file of mode 0600, or the variable {TOKEN_VARIABLE}. To make one:
+Whoever attaches must hold the same cluster token: a file of mode 0600, or the
+variable {TOKEN_VARIABLE}. To make one:
+
     (umask 077; openssl rand -hex 32 > cluster.token)
-Connections are authenticated, not encrypted: across a network that is not trusted, tunnel them.
+
+Connections are authenticated, not encrypted: across a network that is not
+trusted, tunnel them.
 """
 
 

@@ -15,7 +15,7 @@ def read_token(path: str | None) -> bytes:
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
-            raise ValueError(f"no cluster token: name a file that holds it, or set {TOKEN_VARIABLE}")
+            raise ValueError(f"no cluster token: give a token file, or set {TOKEN_VARIABLE}")
         return token.encode()
     file = Path(path)
     try:

@@ -99,7 +99,7 @@ class Guests:
         connection = Connection(self._consumer, who["name"], who["address"], link, self._config.max_frame)
         guest = Guest(who["session"], connection, who["role"], self._clock())
         self._guests[guest.session] = guest
-        log.info("%s %s joined", guest.role, connection.name)
+        log.info("%s joined (%s)", connection.name, guest.role)
         self._on_joined(guest)
         connection.attach(wire, agreed.leftover)
 

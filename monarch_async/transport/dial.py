@@ -34,10 +34,10 @@ class Url:
     @classmethod
     def parse(cls, text: str) -> "Url":
         """Parse ``tcp://host:port`` or ``unix:///path``. Raises ValueError saying what is wrong."""
-        parts = urlsplit(text)
-        if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
-            return cls(text, path=parts.path)
         with contextlib.suppress(ValueError):  # of a port that is no number, or too large a one
+            parts = urlsplit(text)
+            if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+                return cls(text, path=parts.path)
             if parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path.strip("/"):
                 return cls(text, host=parts.hostname, port=parts.port)
         raise ValueError(f"bad address {text!r}: expected tcp://host:port or unix:///absolute/path")
