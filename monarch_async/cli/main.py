@@ -10,7 +10,7 @@ from monarch_async.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status. Ends by SystemExit where arguments are wrong, or ask for help."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["demo"]:  # it has arguments of its own
         return run_demo(arguments[1:])
     options = _parser().parse_args(arguments)

@@ -89,7 +89,7 @@ class Status:
         """Return the table that rich prints."""
         from rich.console import Group
 
-        return Group(*[part for host in self.hosts for part in (_headline(host), _table(host))])
+        return Group(*[part for host in self.hosts for part in (_headline(host), _table(host), "")])
 
 
 async def fetch_status(requests: Requests, hosts: Sequence[int]) -> Status:
@@ -153,8 +153,8 @@ def _table(host: HostStatus) -> "Table | str":
     from rich.text import Text
 
     if not host.procs:
-        return "no procs\n"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        return "no procs"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for name in ("proc, actor, call", "state"):
         table.add_column(name, overflow="fold")
     for name in ("pid", "memory", "queued", "age"):
