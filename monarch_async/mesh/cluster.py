@@ -163,10 +163,8 @@ class LocalHosts(Cluster):
         self._watches: list[asyncio.Task[None]] = []
 
     async def _find_hosts(self, controller: Controller) -> list[Host]:
-        self._folder = tempfile.mkdtemp(prefix=LOCAL_FOLDERS)
         token = secrets.token_hex(32)
-        with open(os.open(f"{self._folder}/token", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            file.write(token)  # for `monarch-async status`
+        self._folder = _make_folder(token)
         for index in range(self._n):
             url = f"unix://{self._folder}/{index}.sock"
             self._agents.append(await LocalAgent.start(f"host{index}", url, token, self._config))
@@ -188,6 +186,14 @@ class LocalHosts(Cluster):
         self._agents.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _make_folder(token: str) -> str:
+    """Make the folder of the sockets, which only this user can enter; `monarch-async status` finds the token there."""
+    folder = tempfile.mkdtemp(prefix=LOCAL_FOLDERS)
+    with open(os.open(f"{folder}/token", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(token)
+    return folder
 
 
 async def _watch(agent: LocalAgent, host: Host, controller: Controller) -> None:
