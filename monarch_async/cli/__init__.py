@@ -19,8 +19,7 @@ What it refuses
   take it for a failure. End the program.
 
 Reading order
-- ``main.py``    the arguments, and which command runs
+- ``main.py``    the arguments, and which command runs; ``demo`` is ``examples/async_rl.py``
 - ``agent.py``   `monarch-async agent`
 - ``status.py``  `monarch-async status`
-- ``demo.py``    `monarch-async demo`; the same file as ``examples/async_rl.py``
 """

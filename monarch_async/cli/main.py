@@ -31,16 +31,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run_demo(arguments: Sequence[str]) -> int:
-    """Run ``examples/async_rl.py``, which is installed as `monarch_async.cli.demo`."""
+    """Run ``examples/async_rl.py``, which is installed as `monarch_async.examples.async_rl`."""
     try:
-        from monarch_async.cli import demo
+        from monarch_async.examples import async_rl
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("monarch_async"):
             raise
         print(f"monarch-async demo needs {error.name}: pip install 'monarch-async[demo]'", file=sys.stderr)
         return 1
     sys.argv[0] = "monarch-async demo"  # what its --help calls it
-    return demo.main(arguments)
+    return async_rl.main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-../../examples/async_rl.py
