@@ -214,23 +214,21 @@ class Generator(ma.Actor):
 
 async def solve(options: argparse.Namespace, progress: "Progress") -> None:
     """Play and train until the mean return reaches the target; kill a generator at a third of the way."""
+    preload = ["torch", "pyarrow", "gymnasium"]  # imported once: every process is a fork of the one that did
     async with ma.local_hosts() as hosts:
+        learner_proc = await hosts.spawn_procs({"cpus": 1}, name="learner", preload=preload)
+        learner = await learner_proc.spawn("learner", Learner, options.seed)
+        buffer_proc = await hosts.spawn_procs({"cpus": 1}, name="buffer", preload=preload)
+        buffer = await buffer_proc.spawn("buffer", ReplayBuffer, CAPACITY)
 
         async def keep_playing(failure: ma.Failure) -> bool:
             await failure.mesh.restart(failure.rank)
             generators.at(failure.rank).play.broadcast()
-            return True
+            return isinstance(failure.error, ma.ProcDied)  # what `play` raises is a bug, and ends the program
 
         async with ma.supervise(keep_playing):
-            preload = ["torch", "pyarrow", "gymnasium"]  # imported once; every proc is a fork of that process
-            learner_proc = await hosts.spawn_procs({"cpus": 1}, name="learner", preload=preload)
-            buffer_proc = await hosts.spawn_procs({"cpus": 1}, name="buffer", preload=preload)
-            cpus = {"cpus": options.generators}
-            generator_procs = await hosts.spawn_procs(cpus, name="generators", preload=preload)
-            learner = await learner_proc.spawn("learner", Learner, options.seed)
-            buffer = await buffer_proc.spawn("buffer", ReplayBuffer, CAPACITY)
-            generators = await generator_procs.spawn("generators", Generator, learner, buffer, options.seed)
-
+            procs = await hosts.spawn_procs({"cpus": options.generators}, name="generators", preload=preload)
+            generators = await procs.spawn("generators", Generator, learner, buffer, options.seed)
             generators.play.broadcast()
             version, batch = 0, buffer.get.call_one(BATCH, oldest=0)
             while not progress.is_solved:
@@ -320,18 +318,21 @@ class Progress:
 async def run(options: argparse.Namespace) -> int:
     """Solve, show, draw; return the exit status."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    progress, verdict = Progress(options.target), "solved"
+    progress = Progress(options.target)
     with Live(get_renderable=lambda: progress, refresh_per_second=10):
         try:
             async with asyncio.timeout(options.seconds):
                 await solve(options, progress)
         except TimeoutError:
-            verdict = "not solved: allow more --seconds or try another --seed"
-    print(f"{verdict} ({progress.elapsed:.0f} s)")
+            pass
     if progress.curve:
         progress.plot(options.out)
-        print("plot:", options.out.resolve())
-    return 0 if progress.is_solved else 1
+        print("\nplot:", options.out.resolve())
+    if progress.is_solved:
+        print(f"solved in {progress.curve[-1][0]:.0f} s")
+        return 0
+    print(f"not solved in {options.seconds:.0f} s: allow more --seconds or try another --seed")
+    return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,9 +53,7 @@ def trajectory(version: int = 0, returns: tuple[float, ...] = (), pid: int = 1, 
     numbers = torch.zeros(steps, envs)
     observations = torch.randn(steps + 1, envs, 4)
     actions = torch.zeros(steps, envs, dtype=torch.int64)
-    return Trajectory(
-        pid, version, list(returns), observations, actions, numbers, numbers + 1, flags, flags, ~flags
-    )
+    return Trajectory(pid, version, list(returns), observations, actions, numbers, numbers + 1, flags, flags, ~flags)
 
 
 def column(*numbers: float) -> Any:
