@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from monarch_async.errors import BadFrame
+from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.transfer import BlockPool, Inbound
 from monarch_async.wire.frame import BUFFERS, CHUNKED
 from monarch_async.wire.message import CallFields, cut
@@ -42,9 +43,12 @@ _Queue = deque[Callable[[], None] | Inbound]
 class Delivery:
     """The incoming side of a router. ``targets`` by id; ``on_missing`` takes calls to what is not there."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        """Large payloads are received into memory of ``pool``."""
-        self._pool = pool
+    def __init__(self, pool: BlockPool, reader: Reader, acknowledge: Callable[[int, int, int | None], None]) -> None:
+        """Large payloads are received into memory of ``pool``.
+
+        ``acknowledge(src, transfer, received)`` tells the sender; None for received asks for chunks.
+        """
+        self._pool, self._reader, self._acknowledge = pool, reader, acknowledge
         self.targets: dict[int, Target] = {}
         self.on_missing: Missing = lambda *_: None
         self._inbound: dict[tuple[int, int], Inbound] = {}
@@ -100,7 +104,7 @@ class Delivery:
 
         inbound = Inbound(src, fields.sizes, self._pool, complete)
         queue.append(inbound)
-        self._inbound[(src, fields.transfer)] = inbound
+        self._receive(src, fields.transfer, inbound, fields.memory)
 
     def _release(self, key: tuple[int, int], queue: _Queue) -> None:
         while queue:
@@ -112,21 +116,40 @@ class Delivery:
         self.held.pop(key, None)
 
     def expect(
-        self, src: int, transfer: int, sizes: Sequence[int], complete: Callable[[memoryview, list[memoryview]], None]
+        self,
+        src: int,
+        transfer: int,
+        sizes: Sequence[int],
+        memory: list[object] | None,
+        complete: Callable[[memoryview, list[memoryview]], None],
     ) -> None:
-        """Receive a payload in chunks that belongs to no call."""
-        self._inbound[(src, transfer)] = Inbound(src, sizes, self._pool, complete)
+        """Receive a payload that belongs to no call."""
+        self._receive(src, transfer, Inbound(src, sizes, self._pool, complete), memory)
 
-    def take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> int | None:
-        """Take one chunk; return how many bytes to acknowledge, or None while no acknowledgement is due."""
+    def _receive(self, src: int, transfer: int, inbound: Inbound, memory: list[object] | None) -> None:
+        self._inbound[(src, transfer)] = inbound
+        if memory is not None:
+            self._reader.read(memory, inbound.views, lambda is_read: self._have_read(src, transfer, inbound, is_read))
+
+    def _have_read(self, src: int, transfer: int, inbound: Inbound, is_read: bool) -> None:
+        if self._inbound.get((src, transfer)) is not inbound:
+            return  # its sender was reported dead in between
+        if is_read:
+            del self._inbound[(src, transfer)]
+            inbound.finish()
+        self._acknowledge(src, transfer, inbound.size if is_read else None)
+
+    def take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> None:
+        """Take one chunk."""
         inbound = self._inbound.get((src, transfer))
         if inbound is None:
-            return None  # its sender was reported dead in between
+            return
         is_due = inbound.take(offset, pieces)
         if inbound.received >= inbound.size:
             del self._inbound[(src, transfer)]
             inbound.finish()
-        return inbound.received if is_due else None
+        if is_due:
+            self._acknowledge(src, transfer, inbound.received)
 
     def lose(self, gone: Callable[[int], bool]) -> None:
         """Senders are gone: forget what they were sending; what waits behind it is from others, or complete."""
@@ -141,3 +164,4 @@ class Delivery:
         """Forget everything."""
         self._inbound.clear()
         self.held.clear()
+        self._reader.close()

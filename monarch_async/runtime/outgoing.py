@@ -1,13 +1,33 @@
-"""Messages with buffers, on their way out: in one frame where they are small, else in chunks beside the others."""
+"""Messages with buffers, on their way out: in one frame where they are small, else beside the other messages.
 
-from collections.abc import Callable, Iterator
+A large payload is copied when the message is made, so that its sender may change it at once. A receiver on the same
+machine is offered the memory of that copy (`same_host`); it says when it has read it, or asks for chunks, which every
+other receiver gets without asking.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from monarch_async.config import Config
+from monarch_async.ids import host_of
+from monarch_async.runtime.same_host import Offer, can_offer
 from monarch_async.runtime.transfer import BlockPool, Outbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CHUNKED, pack_frame
-from monarch_async.wire.message import CallFields, pack_call_fields, pack_reply_fields
+from monarch_async.wire.message import CallFields, ReplyFields, pack_call_fields, pack_reply_fields
 from monarch_async.wire.payload import Encoded
+
+Fields = CallFields | ReplyFields
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A payload ready to be sent, to one receiver or several: the pickle and the buffers, copied where they are large."""
+
+    parts: Sequence[memoryview]
+    sizes: list[int]
+    size: int
+    is_large: bool
 
 
 class Outgoing:
@@ -17,57 +37,78 @@ class Outgoing:
         """``address`` is the sender's own; transfer ids come from ``ids``."""
         self._address, self._config, self._pool, self._ids = address, config, pool, ids
         self._sending: dict[int, tuple[Outbound, Connection]] = {}
+        self._offered: dict[int, tuple[int, Parcel, Connection]] = {}
+        self._offer: Offer | None = None
+        self._far: set[int] = set()  # hosts whose receivers cannot read here
 
-    def pack_large(
-        self,
-        kind: int,
-        flags: int,
-        dst: int,
-        target: int,
-        call: int,
-        fields: CallFields | None,
-        encoded: Encoded,
-        connection: Connection,
-    ) -> tuple[Callable[[], None], int]:
-        """Return how to send a message with buffers, and its size. Buffers are copied now, sent later."""
+    def parcel(self, encoded: Encoded) -> Parcel:
+        """Make a payload ready to be sent."""
         skeleton, buffers = encoded
         sizes = [len(skeleton), *map(len, buffers)]
-        nbytes = sum(sizes)
-        if nbytes <= self._config.large:
-            control = _with_sizes(fields, sizes, None)
-            payload = b"".join((skeleton, *buffers))
+        size = sum(sizes)
+        is_large = size > self._config.large
+        parts = [memoryview(skeleton), *buffers]
+        return Parcel([self._copy(part) for part in parts] if is_large else parts, sizes, size, is_large)
+
+    def _copy(self, part: memoryview) -> memoryview:
+        copy = self._pool.take(len(part))
+        copy[:] = part
+        return copy
+
+    def pack(
+        self, kind: int, flags: int, dst: int, target: int, call: int, fields: Fields, parcel: Parcel, connection: Connection
+    ) -> Callable[[], None]:
+        """Return how to send a message with buffers."""
+        if not parcel.is_large:
+            control = _pack_fields(fields._replace(sizes=parcel.sizes))
+            payload = b"".join(parcel.parts)
             frame = pack_frame(kind, flags | BUFFERS, dst, self._address, target, call, control, payload)
-            return lambda: connection.send(frame), nbytes
+            return lambda: connection.send(frame)
         transfer = next(self._ids)
-        frame = pack_frame(
-            kind, flags | CHUNKED, dst, self._address, target, call, _with_sizes(fields, sizes, transfer)
-        )
-        source = Outbound(transfer, dst, self._address, self._copy(encoded), self._config.chunk)
+        memory = self._memory(dst, parcel)
+        control = _pack_fields(fields._replace(sizes=parcel.sizes, transfer=transfer, memory=memory))
+        frame = pack_frame(kind, flags | CHUNKED, dst, self._address, target, call, control)
 
         def send() -> None:
             connection.send(frame)
-            self._sending[transfer] = (source, connection)
-            connection.bulk(source)
+            if memory is None:
+                self._send_chunks(dst, transfer, parcel, connection)
+            else:
+                self._offered[transfer] = (dst, parcel, connection)
 
-        return send, nbytes
+        return send
 
-    def _copy(self, encoded: Encoded) -> list[memoryview]:
-        copies = [memoryview(encoded.skeleton)]
-        for buffer in encoded.buffers:
-            copy = self._pool.take(len(buffer))
-            copy[:] = buffer
-            copies.append(copy)
-        return copies
+    def _memory(self, dst: int, parcel: Parcel) -> list[object] | None:
+        if not self._config.same_host_reads or host_of(dst) in self._far or not can_offer():
+            return None
+        if self._offer is None:
+            self._offer = Offer()
+        return self._offer.of(parcel.parts)
 
-    def allow(self, transfer: int, received: int) -> None:
+    def _send_chunks(self, dst: int, transfer: int, parcel: Parcel, connection: Connection) -> None:
+        source = Outbound(transfer, dst, self._address, parcel.parts, self._config.chunk)
+        self._sending[transfer] = (source, connection)
+        connection.bulk(source)
+
+    def received(self, transfer: int, count: int) -> None:
         """The receiver has so many bytes."""
+        if self._offered.pop(transfer, None) is not None:
+            return
         found = self._sending.get(transfer)
         if found is not None:
             source, connection = found
-            source.allow(received)
+            source.allow(count)
             if source.is_done:
                 del self._sending[transfer]
             connection.resume_bulk()
+
+    def refused(self, transfer: int) -> None:
+        """The receiver cannot read here: send chunks, to it now and to its host from now on."""
+        offered = self._offered.pop(transfer, None)
+        if offered is not None:
+            dst, parcel, connection = offered
+            self._far.add(host_of(dst))
+            self._send_chunks(dst, transfer, parcel, connection)
 
     def lose(self, gone: Callable[[int], bool]) -> None:
         """Receivers are gone: send nothing more to them."""
@@ -75,13 +116,15 @@ class Outgoing:
             if gone(source.dst):
                 source.abandon()
                 del self._sending[transfer]
+        for transfer, (dst, _, _) in list(self._offered.items()):
+            if gone(dst):
+                del self._offered[transfer]
 
     def close(self) -> None:
         """Forget everything."""
         self._sending.clear()
+        self._offered.clear()
 
 
-def _with_sizes(fields: CallFields | None, sizes: list[int], transfer: int | None) -> bytes:
-    if fields is None:
-        return pack_reply_fields(sizes, transfer)
-    return pack_call_fields(fields._replace(sizes=sizes, transfer=transfer))
+def _pack_fields(fields: Fields) -> bytes:
+    return pack_call_fields(fields) if isinstance(fields, CallFields) else pack_reply_fields(fields)

@@ -23,7 +23,8 @@ from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.context import current_context
 from monarch_async.runtime.delivery import Delivery
-from monarch_async.runtime.outgoing import Outgoing
+from monarch_async.runtime.outgoing import Outgoing, Parcel
+from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.transfer import BlockPool
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
@@ -35,6 +36,7 @@ from monarch_async.wire.frame import (
     CHUNKED,
     CONTROL,
     CREDIT,
+    FAILED,
     GATHERED,
     HEADER,
     HEADER_SIZE,
@@ -44,6 +46,7 @@ from monarch_async.wire.frame import (
     pack_frame,
 )
 from monarch_async.wire.message import (
+    NO_FIELDS,
     CallFields,
     cut,
     parse_call_fields,
@@ -82,7 +85,7 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.pending: dict[int, Pending] = {}
         self.pool = BlockPool()
-        self.delivery = Delivery(self.pool)
+        self.delivery = Delivery(self.pool, Reader(self.loop), self._acknowledge)
         self.targets = self.delivery.targets
         self.is_closed = False
         self._uplinks: dict[int, Connection] = {}
@@ -112,7 +115,7 @@ class Router:
             del self._paths[key]
 
     def lose_host(self, host: int, error: Lost) -> int:
-        """A host is gone: calls to it fail with ``error``, those pending and those still to come; return how many pend."""
+        """A host is gone: calls to it fail with ``error``, pending ones now and later ones at once. Returns as `lose`."""
 
         def is_there(dst: int) -> bool:
             return host_of(dst) == host
@@ -172,10 +175,11 @@ class Router:
             else:
                 self._wait(path, call, length, lambda: path.connection.send(frame))
             return length
-        return self._post_large(path, flags, fields, encoded, call)
+        return self._post_parcel(path, flags, fields, self.outgoing.parcel(encoded), call)
 
-    def _post_large(self, path: Path, flags: int, fields: CallFields, encoded: Encoded, call: int) -> int:
-        send, nbytes = self.outgoing.pack_large(CALL, flags, path.dst, path.actor, call, fields, encoded, path.connection)
+    def _post_parcel(self, path: Path, flags: int, fields: CallFields, parcel: Parcel, call: int) -> int:
+        send = self.outgoing.pack(CALL, flags, path.dst, path.actor, call, fields, parcel, path.connection)
+        nbytes = parcel.size
         if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
             path.inflight += 1
             path.inflight_bytes += nbytes
@@ -225,7 +229,10 @@ class Router:
         is_plain = not buffers and len(skeleton) <= self.config.large
         if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
             flags &= ~GATHERED
-            return max([self.post(path, flags, fields, control, encoded, call) for path in paths], default=0)
+            if is_plain:
+                return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
+            parcel = self.outgoing.parcel(encoded)
+            return max([self._post_parcel(path, flags, fields, parcel, call) for path in paths])
         actor = paths[0].actor
         for path in paths:
             path.inflight += 1
@@ -279,9 +286,9 @@ class Router:
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
             return length
         flags &= ~GATHERED
-        send, nbytes = self.outgoing.pack_large(REPLY, flags, dst, call, rank, None, encoded, connection)
-        send()
-        return nbytes
+        parcel = self.outgoing.parcel(encoded)
+        self.outgoing.pack(REPLY, flags, dst, call, rank, NO_FIELDS, parcel, connection)()
+        return parcel.size
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -325,7 +332,7 @@ class Router:
             self.feed(connection, b"".join(pieces))
             return
         views: list[memoryview | bytes] = [memoryview(pieces[0])[HEADER_SIZE:], *pieces[1:]]
-        self._take_chunk(src, target, call, views)
+        self.delivery.take_chunk(src, target, call, views)
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """Leave it to the owner: a client may resume, a worker has lost its agent."""
@@ -337,7 +344,7 @@ class Router:
         elif kind == REPLY:
             self._take_buffered_reply(src, flags, target, call, control, payload)
         elif kind == CHUNK:
-            self._take_chunk(src, target, call, (payload,))
+            self.delivery.take_chunk(src, target, call, (payload,))
         elif kind == CANCEL:
             found = self.targets.get(target)
             if found is not None:
@@ -350,7 +357,7 @@ class Router:
     def _take_buffered_reply(
         self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes
     ) -> None:
-        sizes, transfer = parse_reply_fields(control)
+        sizes, transfer, memory = parse_reply_fields(control)
         if sizes is None:
             raise BadFrame("a reply with control fields but no sizes")
         if not flags & CHUNKED:
@@ -361,6 +368,7 @@ class Router:
             src,
             transfer,
             sizes,
+            memory,
             lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers),
         )
 
@@ -371,14 +379,17 @@ class Router:
         if waiting is not None and waiting.take_reply(src, flags, rank, skeleton, buffers):
             self.pending.pop(target, None)
 
-    def _take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> None:
-        received = self.delivery.take_chunk(src, transfer, offset, pieces)
-        if received is not None:
-            self.uplink(src).send(pack_frame(CREDIT, CHUNKED, src, self.address, transfer, received))
+    def _acknowledge(self, src: int, transfer: int, received: int | None) -> None:
+        """Tell a sender how much of its payload is here; None: that its memory cannot be read from here."""
+        flags = CHUNKED | (FAILED if received is None else 0)
+        self.uplink(src).send(pack_frame(CREDIT, flags, src, self.address, transfer, received or 0))
 
     def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
         if flags & CHUNKED:
-            self.outgoing.allow(target, call)
+            if flags & FAILED:
+                self.outgoing.refused(target)
+            else:
+                self.outgoing.received(target, call)
             return
         receiver = self.targets.get(target)
         if receiver is not None:

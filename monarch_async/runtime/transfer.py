@@ -111,7 +111,7 @@ class Outbound:
 class Inbound:
     """A payload on its way in. ``on_complete(skeleton, buffers)`` is called with the last byte."""
 
-    __slots__ = ("_acked", "_on_complete", "_sizes", "_view", "received", "size", "src")
+    __slots__ = ("_acked", "_on_complete", "_sizes", "received", "size", "src", "views")
 
     def __init__(
         self, src: int, sizes: Sequence[int], pool: BlockPool, on_complete: Callable[[memoryview, list[memoryview]], None]
@@ -120,7 +120,7 @@ class Inbound:
         self.src = src
         self._sizes = sizes
         self.size = sum(sizes)
-        self._view = [pool.take(size) if size else memoryview(b"") for size in sizes]
+        self.views = [pool.take(size) if size else memoryview(b"") for size in sizes]
         self._on_complete = on_complete
         self.received = 0
         self._acked = 0
@@ -137,7 +137,7 @@ class Inbound:
             size = len(piece)
             if index >= len(self._sizes) or start + size > self._sizes[index]:
                 raise BadFrame(f"chunk at {offset} runs over the end of its buffer")
-            self._view[index][start : start + size] = piece
+            self.views[index][start : start + size] = piece
             start += size
             self.received += size
         if self.received - self._acked >= ACK_EVERY or self.received == self.size:
@@ -147,6 +147,6 @@ class Inbound:
 
     def finish(self) -> None:
         """Hand the payload over; all of it is there."""
-        skeleton, *buffers = self._view
-        self._view = []
+        skeleton, *buffers = self.views
+        self.views = []
         self._on_complete(skeleton, buffers)

@@ -1,12 +1,13 @@
 """The control fields of frames: small msgpack arrays, constant for most calls and therefore cached on both ends.
 
-A CALL's control fields are ``[endpoint, sizes, transfer, chain, credit]`` with trailing Nones left off; a REPLY's are
-``[sizes, transfer]`` or nothing at all.
+A CALL's control fields are ``[endpoint, sizes, transfer, chain, credit, memory]`` with trailing Nones left off; a
+REPLY's are ``[sizes, transfer, memory]`` or nothing at all.
 
 - ``sizes``: lengths of the pickle and of each out-of-band buffer, where there are buffers (flags BUFFERS, CHUNKED).
 - ``transfer``: ``id`` of the CHUNK frames the payload arrives in (flag CHUNKED).
 - ``chain``: calls that wait for this one, outermost first: ``[[actor id, rank, "name[rank].endpoint"], ...]``.
 - ``credit``: ``[items, bytes]`` a streamed call may be ahead of its consumer.
+- ``memory``: where a receiver on the sender's machine finds the payload (``runtime.same_host``).
 """
 
 from typing import NamedTuple
@@ -27,6 +28,7 @@ class CallFields(NamedTuple):
     transfer: int | None = None
     chain: list[tuple[int, int, str]] | None = None
     credit: tuple[int, int] | None = None
+    memory: list[object] | None = None
 
 
 class ReplyFields(NamedTuple):
@@ -34,6 +36,7 @@ class ReplyFields(NamedTuple):
 
     sizes: list[int] | None = None
     transfer: int | None = None
+    memory: list[object] | None = None
 
 
 NO_FIELDS = ReplyFields()
@@ -60,11 +63,9 @@ def parse_call_fields(data: bytes) -> CallFields:
     return fields
 
 
-def pack_reply_fields(sizes: list[int] | None = None, transfer: int | None = None) -> bytes:
+def pack_reply_fields(fields: ReplyFields) -> bytes:
     """Return the control fields of a REPLY as bytes: empty where there is nothing to say."""
-    if sizes is None:
-        return b""
-    return msgpack.packb([sizes] if transfer is None else [sizes, transfer])
+    return b"" if fields.sizes is None else msgpack.packb(list(fields))
 
 
 def parse_reply_fields(data: bytes) -> ReplyFields:
