@@ -130,6 +130,14 @@ def test_it_ends_with_all_that_is_below(zygote: Talk, tmp_path: Path, how: str, 
     assert zygote.process.wait(20) == 0
 
 
+def test_a_killed_zygote_takes_its_workers_with_it(zygote: Talk, tmp_path: Path, wait_gone) -> None:  # Z3
+    zygote.fork(1, "entries:sleep", tmp_path)
+    started = zygote.hear()
+    assert isinstance(started, Started)
+    zygote.process.kill()
+    wait_gone(started.pid, 1.0)
+
+
 def test_a_signal_for_nobody_does_nothing(zygote: Talk, tmp_path: Path) -> None:
     zygote.socket.sendall(encode(Signal(99, signal.SIGKILL)))
     zygote.fork(1, "entries:seven", tmp_path)
