@@ -1,1 +1,28 @@
-"""mesh."""
+"""What a program holds: meshes of hosts, procs, actors and values, and their adverbs.
+
+This floor turns ``await trainers.step.call(batch)`` into calls of the floors below and their replies into values. It
+has no state of its own beyond what a program has spawned.
+
+Ideas
+- A mesh is addresses and a region, nothing more. So it pickles, works from any proc, is sliced for nothing, and keeps
+  nothing alive: a lifetime is an ``async with`` block, never garbage collection.
+- Every kind of mesh is sliced by the same code and the same words, values included: a slice of the results means the
+  members that a slice of the callees means.
+- Arguments are checked against the endpoint's signature and pickled before anything is sent. What is wrong with a call
+  is said at the call, and nothing is half done.
+- Failures follow the tree of who spawned whom: here, a block (`scope`) in the client, an actor's ``__supervise__`` in
+  a worker. Unhandled, they cancel the body of the block and are raised by it, as in a TaskGroup.
+
+What it refuses
+- A second, blocking copy of the API: it would be the same text twice and would freeze loops.
+- Calling a mesh without an adverb: whether one or all members are meant must be read in the line.
+- Endpoints named like a mesh's own methods: they could not be reached.
+
+Reading order
+- ``cluster.py``, ``host_mesh.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a program gets from nothing to actors
+- ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
+- ``sliced.py``  what the meshes have in common
+- ``domain.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers: who spawned what,
+  and who is told of its failures
+- ``status.py``  what hosts are doing right now
+"""

@@ -2,7 +2,7 @@
 
 - ``connection``: one peer; frames out and in, a link where the session must outlive its sockets, a lane for bulk.
 - ``dial``: addresses (``tcp://host:port``, ``unix:///path``), listening, dialling, the handshake over a socket.
-- ``inproc``: the same without a socket, for tests and simulations: real bytes, no kernel.
+- ``session``: the dialling end of a connection that is redialled while its window lasts.
 
 Nothing here knows what a frame means. There are no asyncio streams: a reader task per connection costs half the rate.
 """
