@@ -314,8 +314,12 @@ class RemoteError(Error):
     traceback: str
 
     def __str__(self) -> str:
-        text = f"{self.actor}.{self.endpoint} on {self.host} raised {self.type_name}: {self.text}"
+        text = f"{self.actor}.{self.endpoint} on {self.host} raised {self.type_name}"
+        text += f": {self.text}" if self.text else ""
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.actor}.{self.endpoint}: {self.type_name}: {self.text}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (
@@ -346,18 +350,36 @@ def remote_error(
 
     Never raises: an original class that cannot be derived from together with `RemoteError` is left out.
     """
+    facts = {
+        "rank": rank,
+        "point": dict(point),
+        "actor": actor,
+        "endpoint": endpoint,
+        "host": host,
+        "type_name": type_name,
+        "text": text,
+        "traceback": traceback,
+    }
     original = type(cause) if cause is not None else _find_class(type_name)
     cls = _derive(original) if original is not None else RemoteError
     try:
+        return _fill(cls, cause, facts)
+    except Exception:  # a constructor of its own, a field of the name of ours that cannot be set
+        return _fill(RemoteError, cause, facts)
+
+
+def _fill(cls: type[RemoteError], cause: BaseException | None, facts: dict[str, Any]) -> RemoteError:
+    """Make an error of ``cls`` without calling its constructor."""
+    if isinstance(cause, ExceptionGroup) and issubclass(cls, ExceptionGroup):
+        error: Any = ExceptionGroup.__new__(cls, cause.message, cause.exceptions)
+    else:
         error = cls.__new__(cls)
-    except Exception:
-        error = RemoteError.__new__(RemoteError)
-    error.args = cause.args if cause is not None else (text,)
+    error.args = cause.args if cause is not None else (facts["text"],)
     if cause is not None:
         _copy_state(cause, error)
-    error.rank, error.point, error.actor, error.endpoint = rank, dict(point), actor, endpoint
-    error.host, error.type_name, error.text, error.traceback = host, type_name, text, traceback
-    error.__cause__ = cause
+    for name, value in facts.items():
+        object.__setattr__(error, name, value)  # the class may be frozen
+    object.__setattr__(error, "__cause__", cause)
     return error
 
 
@@ -398,17 +420,20 @@ class MeshError(Error, ExceptionGroup):
 
 _derived: dict[type, type[RemoteError]] = {}
 
+#: Raised into a future or an ``async for`` these would end an iteration here.
+_NOT_HERE = (StopIteration, StopAsyncIteration)
+
 
 def _derive(original: type) -> type[RemoteError]:
     """Return a class that is both a `RemoteError` and an ``original``; `RemoteError` itself where that cannot be."""
     if issubclass(original, RemoteError):
         return original
-    if not issubclass(original, Exception) or issubclass(original, BaseExceptionGroup):
+    if not issubclass(original, Exception) or issubclass(original, _NOT_HERE):
         return RemoteError
     cls = _derived.get(original)
     if cls is None:
         try:
-            namespace = {"__module__": original.__module__, "__str__": RemoteError.__str__}
+            namespace = {"__module__": original.__module__, "__str__": RemoteError.__str__, "__repr__": RemoteError.__repr__}
             cls = type(original.__name__, (RemoteError, original), namespace)
         except TypeError:  # a layout conflict, or a class that may not be subclassed
             cls = RemoteError

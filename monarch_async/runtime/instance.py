@@ -11,7 +11,8 @@ I2. Every call that wants a reply gets exactly one.
 I3. Stop, cancel and introspection do not queue behind calls.
 I4. A call whose callers already fill the actor is refused with `WouldDeadlock` and not queued.
 
-An endpoint that never awaits is run to its end where it arrives, without a task.
+An endpoint that never awaits is run to its end where it arrives, without a task (unless one that arrived before it
+still waits for its task to begin: I1).
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class Instance:
         self.running: dict[tuple[int, int], Request] = {}
         self.max_concurrency = 1000
         self._slots = 0
+        self._unstarted: Request | None = None  # the last one given a task, until that begins
         self._methods: dict[str, tuple[Callable[..., Any], Style, bool]] = {}
         self._thread: ActorThread | None = None
         self._failure: bytes = b""
@@ -220,7 +222,7 @@ class Instance:
         if not request.flags & WANTS_REPLY:
             self.answers.started(request)
         self.proc.watch_loop(self)
-        if is_immediate:
+        if is_immediate and self._unstarted is None:
             self._run_now(request, method)
             return
         self.running[(request.src, request.call)] = request
@@ -237,6 +239,7 @@ class Instance:
         else:
             work = self._run(request, method)
         token = _current.set(context)
+        self._unstarted = request
         request.task = self._router.loop.create_task(work)
         _current.reset(token)
 
@@ -256,6 +259,8 @@ class Instance:
             _current.reset(token)
 
     async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        if self._unstarted is request:
+            self._unstarted = None
         try:
             args, kwargs = self._arguments(request)
             value = await method(*args, **kwargs)
@@ -266,6 +271,8 @@ class Instance:
                 self.answers.value(request, value)
 
     async def _run_stream(self, request: Request, method: Callable[..., Any]) -> None:
+        if self._unstarted is request:
+            self._unstarted = None
         config = self._router.config
         producer = Producer(self, request, request.credit or (config.stream_items, config.stream_bytes))
         try:

@@ -17,8 +17,9 @@ pickler write otherwise, large bytes are in the skeleton again: slower, not wron
 """
 
 import pickle
+from collections import ChainMap
 from collections.abc import Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import cloudpickle
@@ -172,7 +173,18 @@ class _Skeleton:
         return Encoded(b"".join(self.chunks), self.buffers)
 
 
+_DYNAMIC = "<dynamic-code>"
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """Reduce a code object as cloudpickle does, but keep its file: a traceback has to name the user's lines."""
+    function, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return function, tuple(code.co_filename if arg == _DYNAMIC else arg for arg in args)
+
+
 class _Pickler(cloudpickle.Pickler):
+    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
     def __init__(self, skeleton: _Skeleton) -> None:
         super().__init__(skeleton, _PROTOCOL, skeleton.keep)  # pyright: ignore[reportCallIssue]
         self.tensor_types = tensor.tensor_types()
