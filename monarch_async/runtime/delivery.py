@@ -4,6 +4,7 @@ D1. Calls from one sender to one target are delivered in the order they were sen
     chunks and is complete only after later ones have arrived.
 D2. A call to a target that is being created by a message still on its way waits for it, whoever sent it.
 D3. Nothing else waits: a large payload holds up only the calls behind it on its own path.
+D4. So do the items of a stream, and its end: they are taken in the order they were sent.
 """
 
 from collections import deque
@@ -56,10 +57,10 @@ class Delivery:
 
     def take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
         """Deliver one call, or let it wait for what was sent before it."""
-        held = self.held.get((src, target)) if self.held else None
         if flags & CHUNKED:
-            self._expect_call(src, flags, target, call, fields, held)
+            self._expect_call(src, flags, target, call, fields)
             return
+        held = self.held.get((src, target)) if self.held else None
         skeleton: Buffer = payload
         buffers: Sequence[Buffer] = ()
         if flags & BUFFERS and fields.sizes is not None:
@@ -89,22 +90,36 @@ class Delivery:
                 return
         self.on_missing(src, call, flags, target, fields, skeleton, buffers)
 
-    def _expect_call(
-        self, src: int, flags: int, target: int, call: int, fields: CallFields, held: _Queue | None
-    ) -> None:
+    def _expect_call(self, src: int, flags: int, target: int, call: int, fields: CallFields) -> None:
         """A call whose payload follows: it takes its place, and those behind it wait (D1)."""
         if fields.sizes is None or fields.transfer is None:
             raise BadFrame("a chunked call without sizes")
-        key = (src, target)
-        queue = held if held is not None else self.held.setdefault(key, deque())
+
+        def hand_over(skeleton: memoryview, buffers: list[memoryview]) -> None:
+            self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+
+        inbound = self._hold((src, target), fields.sizes, hand_over)
+        self._receive(src, fields.transfer, inbound, fields.memory)
+
+    def _hold(self, key: tuple[int, int], sizes: Sequence[int], take: Callable[[memoryview, list[memoryview]], None]) -> Inbound:
+        """Return what receives a payload; when it has come in full, and its turn, ``take`` gets it."""
+        queue = self.held.setdefault(key, deque())
 
         def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
-            queue[queue.index(inbound)] = lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+            queue[queue.index(inbound)] = lambda: take(skeleton, buffers)
             self._release(key, queue)
 
-        inbound = Inbound(src, fields.sizes, self._pool, complete)
+        inbound = Inbound(key[0], sizes, self._pool, complete)
         queue.append(inbound)
-        self._receive(src, fields.transfer, inbound, fields.memory)
+        return inbound
+
+    def after_held(self, src: int, target: int, take: Callable[[], None]) -> bool:
+        """Call ``take`` after what is held of this sender and target; return False where nothing is."""
+        queue = self.held.get((src, target))
+        if queue is None:
+            return False
+        queue.append(take)
+        return True
 
     def _release(self, key: tuple[int, int], queue: _Queue) -> None:
         while queue:
@@ -115,16 +130,21 @@ class Delivery:
             first()
         self.held.pop(key, None)
 
-    def expect(
+    def expect_reply(
         self,
         src: int,
+        stream: int | None,
         transfer: int,
         sizes: Sequence[int],
         memory: list[object] | None,
         complete: Callable[[memoryview, list[memoryview]], None],
     ) -> None:
-        """Receive a payload that belongs to no call."""
-        self._receive(src, transfer, Inbound(src, sizes, self._pool, complete), memory)
+        """Receive the payload of a reply; of an item of the call ``stream`` where that is given (D4)."""
+        if stream is None:
+            inbound = Inbound(src, sizes, self._pool, complete)
+        else:
+            inbound = self._hold((src, of_stream(stream)), sizes, complete)
+        self._receive(src, transfer, inbound, memory)
 
     def _receive(self, src: int, transfer: int, inbound: Inbound, memory: list[object] | None) -> None:
         self._inbound[(src, transfer)] = inbound
@@ -165,3 +185,8 @@ class Delivery:
         self._inbound.clear()
         self.held.clear()
         self._reader.close()
+
+
+def of_stream(call: int) -> int:
+    """Return the key in `Delivery.held` under which the replies to a streamed call wait: the id of no target."""
+    return -call

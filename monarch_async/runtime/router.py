@@ -22,7 +22,7 @@ from monarch_async.errors import Backpressure, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.context import current_context
-from monarch_async.runtime.delivery import Delivery
+from monarch_async.runtime.delivery import Delivery, of_stream
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.transfer import BlockPool
@@ -42,6 +42,7 @@ from monarch_async.wire.frame import (
     HEADER_SIZE,
     PING,
     REPLY,
+    STREAMED,
     pack_cast,
     pack_frame,
 )
@@ -304,7 +305,7 @@ class Router:
             if length < HEADER_SIZE + control:
                 raise BadFrame(f"a length of {length} is less than its own fields")
             start = offset + HEADER_SIZE
-            if kind == REPLY and not control:
+            if kind == REPLY and not control and not held:
                 waiting = pending.get(target)
                 if waiting is not None and waiting.take_reply(src, flags, call, data[start:stop], ()):
                     pending.pop(target, None)
@@ -342,35 +343,40 @@ class Router:
         if kind == CALL:
             self.delivery.take_call(src, flags, target, call, parse_call_fields(control), payload)
         elif kind == REPLY:
-            self._take_buffered_reply(src, flags, target, call, control, payload)
+            self._take_in_turn(src, flags, target, call, control, payload)
         elif kind == CHUNK:
             self.delivery.take_chunk(src, target, call, (payload,))
         elif kind == CANCEL:
-            found = self.targets.get(target)
-            if found is not None:
-                found.cancel(src, call)
+            self._take_cancel(src, target, call)
+            # once more when what it may be about has come in full
+            self.delivery.after_held(src, target, lambda: self._take_cancel(src, target, call))
         elif kind == CREDIT:
             self._take_credit(src, flags, target, call, payload)
         else:
             self.on_other(kind, flags, src, target, call, control, payload)
 
-    def _take_buffered_reply(
-        self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes
-    ) -> None:
+    def _take_in_turn(self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes) -> None:
+        """Take a reply that has buffers, or that comes after one which is still on its way (D4)."""
         sizes, transfer, memory = parse_reply_fields(control)
-        if sizes is None:
-            raise BadFrame("a reply with control fields but no sizes")
-        if not flags & CHUNKED:
-            self._take_reply(src, flags, target, rank, *cut(payload, sizes))
+        if flags & CHUNKED:
+            if sizes is None or transfer is None:
+                raise BadFrame("a chunked reply without sizes")
+            self.delivery.expect_reply(
+                src,
+                target if flags & STREAMED else None,
+                transfer,
+                sizes,
+                memory,
+                lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers),
+            )
             return
-        assert transfer is not None
-        self.delivery.expect(
-            src,
-            transfer,
-            sizes,
-            memory,
-            lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers),
-        )
+        skeleton, buffers = cut(payload, sizes) if sizes is not None else (payload, ())
+
+        def take() -> None:
+            self._take_reply(src, flags, target, rank, skeleton, buffers)
+
+        if not self.delivery.after_held(src, of_stream(target), take):
+            take()
 
     def _take_reply(
         self, src: int, flags: int, target: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]
@@ -378,6 +384,11 @@ class Router:
         waiting = self.pending.get(target)
         if waiting is not None and waiting.take_reply(src, flags, rank, skeleton, buffers):
             self.pending.pop(target, None)
+
+    def _take_cancel(self, src: int, target: int, call: int) -> None:
+        found = self.targets.get(target)
+        if found is not None:
+            found.cancel(src, call)
 
     def _acknowledge(self, src: int, transfer: int, received: int | None) -> None:
         """Tell a sender how much of its payload is here; None: that its memory cannot be read from here."""
