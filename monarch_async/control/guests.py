@@ -2,10 +2,10 @@
 
 G1. A session is resumed only by whoever holds its id, within its lease; otherwise its dialler is told that it is gone.
 G2. A guest that is not heard for longer than ``resume_window`` is expired, by this machine's own clock.
-G3. An agent that was itself frozen for so long expires all its guests when it thaws, before it reads what has been waiting
-    in its sockets: they have given it up.
-G4. A guest on a unix socket may be silent: the kernel closes the socket when it ends, so it is stopped (in a debugger, or
-    by a terminal that scrolls no further), and goes on some time.
+G3. An agent that was itself frozen for so long expires all its guests when it thaws, before it reads what has been
+    waiting in its sockets: they have given it up.
+G4. A guest on a unix socket may be silent: the kernel closes the socket when it ends, so it is merely stopped (in a
+    debugger, or by a terminal that scrolls no further), and goes on some time.
 """
 
 import asyncio

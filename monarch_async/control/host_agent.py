@@ -32,10 +32,10 @@ from monarch_async.control.relay import Relay
 from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Closed, SpawnFailed
-from monarch_async.ids import address, host_of, proc_of, random_id32
+from monarch_async.ids import address, agent_of, host_of, proc_of, random_id32
 from monarch_async.runtime.proc import boot_time, resident_bytes
 from monarch_async.transport.connection import Connection
-from monarch_async.wire.frame import CALL, CANCEL, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
+from monarch_async.wire.frame import CALL, CANCEL, CAST, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
 
 log = logging.getLogger("monarch_async.agent")
 
@@ -82,7 +82,10 @@ class HostAgent:
         mine = [worker for worker in self.workers.living() if worker.root == client.address]
         log.info("%s left (%s): ending %d procs", client.name, why, len(mine))
         self.workers.kill(mine, signal.SIGKILL, f"the agent: client {client.name} is gone, {why}")
-        self.relay.forget(client.address)
+        self.workers.forget_client(client.address)
+        gone = Exit.host_lost(client.address, client.name, why)
+        for other in self.relay.forget(client.address):
+            self.workers.send_exit(other, gone)
         self.relay.forget_connection(client)
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
@@ -163,14 +166,21 @@ class HostAgent:
     # -- the rest of relay.Desk ------------------------------------------------------------------------------------
 
     def take_exit(self, payload: bytes, proc: int) -> None:
-        """A peer tells that a proc of its own ended: pass it to those here who sent to it."""
+        """A peer tells that a proc of its own ended: pass it to those here who sent to it; end what it spawned here."""
         for connection in self.relay.forget(proc):
             connection.send(pack_frame(EXITED, 0, connection.address, self.address, 0, proc, b"", payload))
+        self.workers.kill_owned_by(proc)
 
     def take_undeliverable(self, connection: Connection, dst: int, kind: int) -> None:
         """Nobody here has that address: answer with its death."""
-        if kind in (CALL, CHUNK, CANCEL, CREDIT, CONTROL) and host_of(dst) == self.host:
-            self.workers.send_exit(connection, self.workers.exit_of(dst))
+        if kind not in (CALL, CAST, CHUNK, CANCEL, CREDIT, CONTROL):
+            return
+        if host_of(dst) == self.host:
+            exit = self.workers.exit_of(dst)
+        else:
+            name = f"{host_of(dst):08x}"
+            exit = Exit.host_lost(agent_of(dst), name, f"{self.name} knows no such host or program: it may have ended")
+        self.workers.send_exit(connection, exit)
 
     def take_reply(self, call: int, payload: bytes) -> None:
         """A proc answers the agent itself."""

@@ -10,6 +10,7 @@ R2. Who sent to a proc, or owns it, is told of its death, after everything the p
 R3. A frame for a proc that is gone or never was is answered with that proc's death.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from monarch_async.wire.frame import (
     GATHERED,
     HEADER,
     HEADER_SIZE,
-    PING,
+    LEASE,
     REPLY,
     ROUTE,
     U64,
@@ -92,11 +93,11 @@ class Relay:
             stop = offset + length
             if stop > end or length < HEADER_SIZE:
                 break
-            if (kind == REPLY and flags & GATHERED) or kind == CAST or kind >= PING or dst == self.address:
+            if (kind == REPLY and flags & GATHERED) or kind == CAST or kind > LEASE or dst == self.address:
                 if run_dst >= 0:
                     self._forward(connection, run_dst, data, run_start, offset)
                     run_dst = -1
-                if kind >= PING:
+                if kind > LEASE:
                     connection.take_link_frame(kind, data, offset)
                     frames -= 1
                 else:
@@ -121,7 +122,7 @@ class Relay:
             route.send(data if stop - start == len(data) else data[start:stop])
         else:
             starts = [*_frame_starts(data, start, stop), stop]
-            route.send_run([data[a:b] for a, b in zip(starts, starts[1:], strict=False)])
+            route.send_run([data[a:b] for a, b in itertools.pairwise(starts)])
 
     def _route(self, source: Connection, dst: int, data: bytes, start: int) -> Connection | None:
         route = self.routes.get(dst)

@@ -3,6 +3,7 @@
 W1. A request to start several is answered once, when each is up or has failed.
 W2. A proc's death is told after everything it sent and everything it printed.
 W3. An orderly stop runs teardown hooks, then TERM, then KILL; it is over when the processes are gone.
+W4. What a proc spawned ends with it.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from monarch_async.control.nursery import Nursery
 from monarch_async.control.output import Output
 from monarch_async.control.relay import Relay
 from monarch_async.control.worker import Batch, Exit, Worker, oom_kills
-from monarch_async.ids import address, host_of, proc_of
+from monarch_async.ids import address, proc_of
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CONTROL, EXITED, LEASE, LOG, pack_frame
 
@@ -36,7 +37,7 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self.nursery = Nursery(self._started, self._refused, self._exited, config.stop_grace, name)
         self._living: dict[int, Worker] = {}
-        self._exits: dict[int, Exit] = {}
+        self._exits: dict[int, tuple[int, Exit]] = {}  # with their client
         self._connecting: set[asyncio.Task[None]] = set()
         self._oom_kills = oom_kills()
 
@@ -66,8 +67,10 @@ class Workers:
     def _fork(
         self, owner: int, spec: dict[str, Any], preload: tuple[str, ...], sys_path: list[str], batch: Batch
     ) -> None:
+        root = spec.get("root") or owner
         spec = {
             **spec,
+            "root": root,
             "address": address(self._relay.host, spec["id"]),
             "host": self._name,
             "config": {name: getattr(self._config, name) for name in Config.__slots__},
@@ -79,7 +82,6 @@ class Workers:
         err_read, err_write = os.pipe()
         label = f"{spec['mesh']}[{spec['rank']}]"
         connection = Connection(self._relay, label, spec["address"], None, self._config.max_frame)
-        root = self._root_of(owner)
         worker = Worker(spec, connection, owner, root, batch)
         worker.output = Output(
             out_read,
@@ -98,11 +100,6 @@ class Workers:
 
     async def _connect(self, connection: Connection, ours: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: connection, sock=ours)
-
-    def _root_of(self, owner: int) -> int:
-        """Return the client at the root of the tree of who spawned whom."""
-        worker = self._living.get(proc_of(owner)) if host_of(owner) == self._relay.host else None
-        return worker.root if worker is not None else owner
 
     def _started(self, id: int, pid: int) -> None:
         worker = self._living.get(id)
@@ -165,23 +162,36 @@ class Workers:
 
     def _tell(self, worker: Worker, exit: Exit) -> None:
         """Tell its owner, its client, and whoever sent to it."""
-        self._exits[worker.id] = exit
+        if self._relay.find(worker.root) is not None:
+            self._exits[worker.id] = worker.root, exit
         listeners = self._relay.forget(worker.address)
-        for known in (worker.owner, worker.root):
-            route = self._relay.routes.get(known)
-            if route is not None and route not in listeners:
-                listeners.append(route)
+        told = {connection.address for connection in listeners}
         for connection in listeners:
             self.send_exit(connection, exit, worker.owner_actor if connection.address == worker.owner else 0)
+        for known in {worker.owner, worker.root} - told:
+            route = self._relay.find(known)  # on another host it goes through its agent
+            if route is not None:
+                self.send_exit(route, exit, worker.owner_actor if known == worker.owner else 0, known)
+        self.kill_owned_by(worker.address)
 
-    def send_exit(self, connection: Connection, exit: Exit, owner_actor: int = 0) -> None:
-        """Tell one."""
-        dst, src = connection.address, self._relay.address
+    def send_exit(self, connection: Connection, exit: Exit, owner_actor: int = 0, dst: int | None = None) -> None:
+        """Tell who is at the other end, or ``dst`` behind it."""
+        dst, src = connection.address if dst is None else dst, self._relay.address
         connection.send(pack_frame(EXITED, 0, dst, src, owner_actor, exit.address, b"", exit.pack()))
+
+    def kill_owned_by(self, owner: int) -> None:
+        """End what a dead proc, here or elsewhere, had spawned here (W4): nobody is left who could supervise it."""
+        orphans = [worker for worker in self.living() if worker.owner == owner]
+        self.kill(orphans, signal.SIGKILL, "the agent: the proc that spawned it has died")
+
+    def forget_client(self, root: int) -> None:
+        """A client is gone for good: end its procs; how they end is of interest to nobody."""
+        self._exits = {id: known for id, known in self._exits.items() if known[0] != root}
 
     def exit_of(self, dst: int) -> Exit:
         """Return how the proc at ``dst`` ended, or that there never was one."""
-        return self._exits.get(proc_of(dst)) or Exit.unknown(dst, self._name)
+        known = self._exits.get(proc_of(dst))
+        return known[1] if known is not None else Exit.unknown(dst, self._name)
 
     async def stop(self, ids: Sequence[int], reason: str, grace: float) -> None:
         """End workers in order (W3). Waits until they are gone."""
@@ -233,7 +243,7 @@ class Workers:
 
     def _may_log(self, root: int) -> bool:
         route = self._relay.find(root)
-        return route is None or route.is_writable
+        return route is None or route.has_room
 
 
 async def _wait_gone(workers: Sequence[Worker], timeout: float | None) -> None:

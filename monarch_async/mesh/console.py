@@ -1,7 +1,7 @@
 """Where lines of procs appear: on this program's own stdout and stderr, each with its mesh and rank in front.
 
-It writes as `print` does, and waits as `print` does: while the terminal or pipe takes nothing, this program reads nothing
-from its agents, their buffers fill, and a proc that prints waits in its own `print`. Nothing is dropped.
+It writes as `print` does, and waits as `print` does: while the terminal or pipe takes nothing, this program reads
+nothing from its agents, their buffers fill, and a proc that prints waits in its own `print`. Nothing is dropped.
 """
 
 import sys

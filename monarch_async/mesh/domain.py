@@ -28,6 +28,7 @@ class Domain:
     def __init__(self, router: Router, hosts: list[Host]) -> None:
         """``hosts``: those this process can spawn procs on."""
         self.router, self.hosts = router, hosts
+        self.root = router.address  #: the client at the root of the tree of who spawned whom
         self.requests = Requests(router)
         self.proc_ids = ProcIds()
         self.allocations: dict[int, Allocation] = {}  #: by proc address

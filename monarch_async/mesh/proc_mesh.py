@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_async.control.controller import Host
-from monarch_async.errors import BadCall, Closed, ExtentError, SpawnFailed
+from monarch_async.errors import BadCall, Closed, ExtentError, HostLost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.sliced import Sliced
@@ -37,15 +37,16 @@ class ProcRecipe:
     cwd: str | None = None
     sys_path: tuple[str, ...] = field(default_factory=tuple)
 
-    def spec(self, name: str, rank: int, extent: Extent, proc_id: int, owner_actor: int) -> dict[str, Any]:
+    def spec(self, allocation: "Allocation", rank: int) -> dict[str, Any]:
         """Return what the agent is told about one proc."""
+        name, extent = allocation.name, allocation.extent
         point = extent.point(rank)
         env = self.env(point) if callable(self.env) else self.env or {}
         bad = [f"{k}={v!r}" for k, v in env.items() if not (isinstance(k, str) and isinstance(v, str))]
         if bad:
             raise BadCall("spawn_procs", f"env must map str to str: {', '.join(bad)}")
         return {
-            "id": proc_id,
+            "id": proc_of(allocation.addresses[rank]),
             "mesh": name,
             "rank": rank,
             "extent": dict(extent),
@@ -55,7 +56,8 @@ class ProcRecipe:
             "python": self.python,
             "title": f"{name}[{rank}]",
             "entry": "monarch_async.mesh.worker:main",
-            "owner_actor": owner_actor,
+            "owner_actor": allocation.owner_actor,
+            "root": allocation.domain.root,
         }
 
 
@@ -74,7 +76,7 @@ class Allocation:
         self.dead: set[int] = set()
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
-        specs = [recipe.spec(name, r, extent, proc_of(a), self.owner_actor) for r, a in enumerate(self.addresses)]
+        specs = [recipe.spec(self, rank) for rank in range(extent.size)]
         for address in self.addresses:
             domain.allocations[address] = self
         self.ready = domain.start_task(self._spawn(range(len(specs)), specs))
@@ -128,7 +130,7 @@ class Allocation:
         address = self.addresses[rank]
         self.dead.add(address)  # what ends now is not a failure
         await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "restart", 0.2)
-        spec = self.recipe.spec(self.name, rank, self.extent, proc_of(address), self.owner_actor)
+        spec = self.recipe.spec(self, rank)
         waiting = self._spawn([rank], [spec])
         self.dead.discard(address)
         self.groups = [group for group in self.groups if not group.is_stopped]
@@ -144,13 +146,17 @@ class Allocation:
         for address in addresses:
             by_agent[agent_of(address)].append(proc_of(address))
         grace = self.domain.router.config.stop_grace
-        await asyncio.gather(
+        outcomes = await asyncio.gather(
             *[
                 self.domain.requests.ask(agent, "stop", ids, reason, grace)
                 for agent, ids in by_agent.items()
                 if host_of(agent) not in self.domain.lost_hosts
-            ]
+            ],
+            return_exceptions=True,
         )
+        for outcome in outcomes:  # on a host that is lost there is nothing left to stop
+            if isinstance(outcome, BaseException) and not isinstance(outcome, HostLost):
+                raise outcome
         if len(self.dead) == len(self.addresses):
             self.is_stopped = True
             for address in self.addresses:

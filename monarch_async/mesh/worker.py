@@ -30,6 +30,7 @@ class WorkerDomain(Domain):
         """``spec``: what the agent said of this proc."""
         super().__init__(proc.router, [Host(host_of(proc.info.address), proc.info.host, "")])
         self._proc = proc
+        self.root = spec["root"]
         proc.on_event = self._take
         proc.router.on_unseen = self._unseen
         proc.before_end = self._end

@@ -105,6 +105,11 @@ class Connection(asyncio.Protocol):
         #: Send one frame. Never waits: what bounds it are the senders' windows.
         self.send: Callable[[bytes], None] = self._send_linked if link is not None else self._write
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes more without keeping it in memory: for senders that can wait."""
+        return self.is_writable and not self._held and (self.link is None or not self.link.is_full)
+
     # -- the socket under it ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -308,7 +313,9 @@ class Connection(asyncio.Protocol):
         self._write(pack_frame(ACK, 0, self.address, 0, 0, self.link.take_ack()))
 
     def take_link_frame(self, kind: int, data: bytes, offset: int) -> None:
-        """Take a PING or ACK that begins at ``offset``."""
+        """Take a PING or ACK that begins at ``offset``. Raises BadFrame on any other kind."""
+        if kind != PING and kind != ACK:
+            raise BadFrame(f"unknown kind {kind}")
         if kind == ACK and self.link is not None:
             self.link.acked(HEADER.unpack_from(data, offset)[7])
             if self._held:
