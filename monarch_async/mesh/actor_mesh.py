@@ -22,11 +22,11 @@ from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
 from monarch_async.runtime.answers import SPAWN
 from monarch_async.runtime.call import MeshCall
-from monarch_async.runtime.proc import SpawnOrder, pack_recipe
+from monarch_async.runtime.proc import SpawnOrder
 from monarch_async.runtime.router import Path, Router, active_router
 from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
-from monarch_async.wire.payload import Encoded
+from monarch_async.wire.payload import Encoded, dumps_recipe
 
 _SPAWN = CallFields(SPAWN)
 _SPAWN_CONTROL = pack_call_fields(_SPAWN)
@@ -224,6 +224,6 @@ def spawn_actors(
             raise BadCall(f"{cls.__name__}.__init__", f"{error}; its signature is {cls.__name__}{inspect.signature(cls)}") from None
     elif args or kwargs:
         raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given")
-    recipe = pack_recipe(cls, args, kwargs, f"argument of {cls.__name__}")
+    recipe = dumps_recipe(cls, args, kwargs)
     domain = active_domain()
     return ActorGroup(domain, procs, name, interface, cls.max_concurrency, recipe).mesh

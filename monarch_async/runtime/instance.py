@@ -97,13 +97,15 @@ class Instance:
         _current.set(Context(self, "__init__", self.owner[0], 0, None))
         self._starting = asyncio.current_task()
         try:
-            cls, args, kwargs = make()
+            cls, args, kwargs = self._recipe(make)
             self.interface = interface_of(cls)
             self.max_concurrency = cls.max_concurrency
             self._find_methods(cls)
             if any(spec.style is Style.THREAD for spec in self.interface.endpoints.values()):
                 self._thread = ActorThread(self.label, self._router.loop)
-                self.actor = await self._thread.run(lambda: cls(*args, **kwargs))
+                failure = await self._thread.run(lambda: self._construct(cls, args, kwargs))
+                if failure is not None:
+                    raise failure
             else:
                 self.actor = cls(*args, **kwargs)
             self._bind()
@@ -117,6 +119,23 @@ class Instance:
             return self._failure
         self.state = State.RUNNING
         self._advance()
+        return None
+
+    def _recipe(
+        self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]
+    ) -> tuple[type[Actor], tuple[Any, ...], dict[str, Any]]:
+        try:
+            return make()
+        except Exception as error:
+            error.add_note(f"raised while unpickling the class and arguments of {self.name}")
+            raise
+
+    def _construct(self, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
+        """Make the actor; return what that raises, as no future would take a StopIteration."""
+        try:
+            self.actor = cls(*args, **kwargs)
+        except BaseException as error:
+            return error
         return None
 
     def _find_methods(self, cls: type[Actor]) -> None:

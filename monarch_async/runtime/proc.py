@@ -23,7 +23,6 @@ from monarch_async.config import Config
 from monarch_async.errors import ActorDied, BadFrame, Closed
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
-from monarch_async.runtime.actor import Actor
 from monarch_async.runtime.answers import NOTHING, SPAWN, Request
 from monarch_async.runtime.context import ProcInfo
 from monarch_async.runtime.instance import Instance, State
@@ -44,7 +43,7 @@ from monarch_async.wire.frame import (
     pack_frame,
 )
 from monarch_async.wire.message import CallFields
-from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+from monarch_async.wire.payload import Buffer, Encoded, loads
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,6 @@ class SpawnOrder:
     def pack(self, buffers: list[memoryview]) -> Encoded:
         """Return the payload of the spawn message; ``buffers`` belong to ``skeleton``."""
         return Encoded(pickle.dumps(self), buffers)
-
-
-def pack_recipe(cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object], what: str) -> Encoded:
-    """Pickle what an actor is made of. Raises PicklingError naming the culprit."""
-    return dumps((cls, args, kwargs), what)
 
 
 class Proc:

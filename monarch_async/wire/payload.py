@@ -20,7 +20,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Sequence
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import cloudpickle
 
@@ -82,10 +82,20 @@ def dumps_call(args: tuple[object, ...], kwargs: dict[str, object], what: str) -
             return Encoded(pickle.dumps((args, kwargs), _PROTOCOL), [])  # the most frequent case, made fast
         return _encode((args, kwargs))
     except Exception as error:
-        parts = [(f"args[{i}]", value) for i, value in enumerate(args)]
-        parts += [(f"kwargs[{name!r}]", value) for name, value in kwargs.items()]
-        parts = [(f"argument {path}", value) for path, value in parts]
-        raise _explain(error, parts, "arguments", what) from error
+        raise _explain(error, _arguments(args, kwargs), "arguments", what) from error
+
+
+def dumps_recipe(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Encoded:
+    """Return ``(cls, args, kwargs)`` as a skeleton and buffers: what an object is made of.
+
+    Raises:
+        PicklingError: as ``argument kwargs['lock'] of Trainer``. The original error is its cause.
+    """
+    try:
+        return _encode((cls, args, kwargs))
+    except Exception as error:
+        parts = [*_arguments(args, kwargs), ("the class", cls)]
+        raise _explain(error, parts, "class and arguments", cls.__name__) from error
 
 
 def loads(skeleton: Buffer, buffers: Sequence[Buffer] = ()) -> object:
@@ -183,7 +193,7 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, skeleton: _Skeleton) -> None:
         super().__init__(skeleton, _PROTOCOL, skeleton.keep)  # pyright: ignore[reportCallIssue]
@@ -258,6 +268,12 @@ def _explain(error: Exception, parts: list[Part], whole: str, of: str) -> Pickli
     found = find_culprit(parts, lambda value: _Pickler(_Skeleton()).reduction(value)) or _failing(parts)
     where, why = found or (whole, error)
     return PicklingError(f"{where} of {of}" if of else where, f"{type(why).__name__}: {_text(why)}")
+
+
+def _arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> list[Part]:
+    parts = [(f"args[{i}]", value) for i, value in enumerate(args)]
+    parts += [(f"kwargs[{name!r}]", value) for name, value in kwargs.items()]
+    return [(f"argument {path}", value) for path, value in parts]
 
 
 def _failing(parts: list[Part]) -> tuple[str, Exception] | None:
