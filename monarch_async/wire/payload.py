@@ -184,16 +184,17 @@ class _Skeleton:
 
 
 _DYNAMIC = "<dynamic-code>"
+_reducers: Any = cloudpickle.Pickler.dispatch_table
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     """Reduce a code object as cloudpickle does, but keep its file: a traceback has to name the user's lines."""
-    function, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    function, args = _reducers[CodeType](code)
     return function, tuple(code.co_filename if arg == _DYNAMIC else arg for arg in args)
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap({CodeType: _reduce_code}, _reducers)
 
     def __init__(self, skeleton: _Skeleton) -> None:
         super().__init__(skeleton, _PROTOCOL, skeleton.keep)  # pyright: ignore[reportCallIssue]
