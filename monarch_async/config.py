@@ -21,6 +21,7 @@ class Config:
     chunk: int = 1 << 20  #: payload bytes per chunk frame
     large: int = 256 << 10  #: a message with more payload than this travels in chunks
     same_host_reads: bool = True  #: receivers on one machine read large payloads from the sender's memory
+    direct_calls: bool = True  #: often used paths on one machine bypass the agent
     window_calls: int = 4096  #: unanswered calls from one proc to one actor before further ones wait at the sender
     window_bytes: int = 256 << 20  #: payload bytes of those calls
     stream_items: int = 64  #: items a generator endpoint may be ahead of its consumer
@@ -40,9 +41,10 @@ class Config:
         return replace(cls(), **found)
 
     def as_env(self) -> dict[str, str]:
-        """Return the settings that differ from the defaults as environment variables, for processes started from here."""
+        """Return what differs from the defaults as environment variables, for processes started from here."""
         default = type(self)()
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {name: value for name, value in values.items() if value != getattr(default, name)}
         return {f"MONARCH_ASYNC_{name.upper()}": str(value) for name, value in changed.items()}
 
 

@@ -94,6 +94,8 @@ class Controller:
         self.on_host_lost: Callable[[Host], None] = lambda _: None
         self.on_failure: Callable[[int, int, int, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
+        self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
+        self.router.direct.is_here = self._is_here
         self.router.on_other = self._take
         self.router.on_down = self._down
 
@@ -114,6 +116,11 @@ class Controller:
         self.hosts[host.id] = host
         self.router.add_uplink(host.id, session.connection)
         return host
+
+    def _is_here(self, host: int) -> bool:
+        """A host that is reached through a unix socket is this machine."""
+        found = self.hosts.get(host)
+        return found is not None and found.url.startswith("unix:")
 
     async def introduce(self) -> None:
         """Tell every agent where the others are."""
@@ -139,6 +146,7 @@ class Controller:
     async def aclose(self) -> None:
         """Leave every host. Closing twice is fine."""
         self._tick_handle.cancel()
+        await self.router.direct.aclose()
         self.router.close(Closed(self.name, "it has left its hosts"))
         for host in list(self.hosts.values()):
             await self.leave(host)
@@ -150,7 +158,8 @@ class Controller:
             mesh, rank = msgpack.unpackb(control)
             self.on_lines(mesh, rank, target, payload)
         elif kind == EXITED:
-            self._exited(Exit.unpack(payload), target)
+            exit = Exit.unpack(payload)
+            self.router.direct.when_drained(exit.address, lambda: self._exited(exit, target))
         elif kind == FAILURE:
             (actor,) = msgpack.unpackb(control)
             self.on_failure(target, actor, call, payload)

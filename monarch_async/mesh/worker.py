@@ -32,6 +32,8 @@ class WorkerDomain(Domain):
         self._proc = proc
         self.root = spec["root"]
         proc.on_event = self._take
+        proc.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
+        proc.router.direct.is_here = lambda host: host == host_of(proc.info.address)
         proc.router.on_unseen = self._unseen
         proc.before_end = self._end
 
@@ -62,7 +64,8 @@ class WorkerDomain(Domain):
                 error = raised
         elif is_delivered:
             return  # an endpoint of the owner has it as an exception: what it does with it decides
-        reason = f"{failure.mesh.name}[{failure.rank}], which it spawned, failed, and it did not handle that: {failure.error}"
+        member = f"{failure.mesh.name}[{failure.rank}]"
+        reason = f"{member}, which it spawned, failed, and it did not handle that: {failure.error}"
         trace = "" if error is failure.error else format_traceback(error)
         died = ActorDied(owner.label, self._proc.info.host, reason, trace)
         self._proc.report_failure(owner.owner, owner.id, owner.rank, pack_error(died))
@@ -77,7 +80,7 @@ class WorkerDomain(Domain):
     def _take(self, kind: int, owner_actor: int, actor_id: int, rank: int, payload: bytes) -> None:
         if kind == EXITED:
             exit = Exit.unpack(payload)
-            self.exited(exit, lose(self.router, exit) > 0)
+            self.router.direct.when_drained(exit.address, lambda: self.exited(exit, lose(self.router, exit) > 0))
         elif kind == FAILURE:
             self.failed(actor_id, rank, payload)
 

@@ -9,6 +9,7 @@ from monarch_async.runtime.actor import Style
 from monarch_async.runtime.context import Context
 from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router
+from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
 from monarch_async.wire.payload import Buffer, Encoded, dumps
 
@@ -47,10 +48,21 @@ class Request:
         "src",
         "style",
         "task",
+        "via",
     )
 
-    def __init__(self, src: int, call: int, flags: int, endpoint: str, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
-        """Not started yet."""
+    def __init__(
+        self,
+        src: int,
+        call: int,
+        flags: int,
+        endpoint: str,
+        skeleton: Buffer,
+        buffers: Sequence[Buffer],
+        via: Connection | None = None,
+    ) -> None:
+        """Not started yet. ``via``: the way it came, and its answers go."""
+        self.via = via
         self.src, self.call, self.flags, self.endpoint = src, call, flags, endpoint
         self.skeleton, self.buffers = skeleton, buffers
         self.style = Style.COROUTINE
@@ -66,7 +78,9 @@ class Request:
 class Answers:
     """Answers of one actor. ``on_unanswered`` takes the report of a failure that no caller waits for."""
 
-    def __init__(self, router: Router, label: str, host: str, point: Point, on_unanswered: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, router: Router, label: str, host: str, point: Point, on_unanswered: Callable[[bytes], None]
+    ) -> None:
         """``point``: the actor's own, in its mesh."""
         self._router, self._label, self._host, self._point = router, label, host, point
         self._rank = point.rank
@@ -87,17 +101,17 @@ class Answers:
             except _Unsendable as error:
                 self.raised(request, error)
                 return
-            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded)
+            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
 
     def encoded(self, request: Request, encoded: Encoded) -> None:
         """The endpoint has returned, and its result is pickled."""
         if request.flags & WANTS_REPLY:
-            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded)
+            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
 
     def item(self, request: Request, item: object) -> int:
         """A generator has yielded; return the size sent."""
         encoded = self.encode(request, item)
-        return self._router.reply(request.src, request.call, self._rank, STREAMED, encoded)
+        return self._router.reply(request.src, request.call, self._rank, STREAMED, encoded, request.via)
 
     def raised(self, request: Request, error: BaseException) -> None:
         """The endpoint has raised."""
@@ -122,11 +136,11 @@ class Answers:
 
     def started(self, request: Request) -> None:
         """Acknowledge that a broadcast has begun: that is its sender's credit."""
-        self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, NOTHING)
+        self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, NOTHING, request.via)
 
     def _send(self, request: Request, flags: int, payload: bytes) -> None:
         kept = flags | request.flags & _KEPT
-        self._router.reply(request.src, request.call, self._rank, kept, Encoded(payload, []))
+        self._router.reply(request.src, request.call, self._rank, kept, Encoded(payload, []), request.via)
 
     def report(self, error: BaseException, endpoint: str) -> bytes:
         """Return the report of an exception raised in ``endpoint``. A result that cannot travel is reported as that."""

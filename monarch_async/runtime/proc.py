@@ -97,7 +97,14 @@ class Proc:
             watchdog.wake()
 
     def _take_missing(
-        self, src: int, call: int, flags: int, target: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+        self,
+        src: int,
+        call: int,
+        flags: int,
+        target: int,
+        fields: CallFields,
+        skeleton: Buffer,
+        buffers: Sequence[Buffer],
     ) -> None:
         """A call to something that is not here: the one that creates it, or one that comes too late."""
         if fields.endpoint == SPAWN:
@@ -110,7 +117,9 @@ class Proc:
         """An actor that has ended is made anew in its place."""
         self._spawn(request.src, request.call, request.flags, actor_id, request.skeleton, request.buffers)
 
-    def _spawn(self, src: int, call: int, flags: int, actor_id: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _spawn(
+        self, src: int, call: int, flags: int, actor_id: int, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
         order: SpawnOrder = pickle.loads(skeleton)
         rank = order.members.index(self.info.address)
         owner = (src, order.owner)
@@ -163,6 +172,8 @@ class Proc:
         match operation:
             case "status":
                 self._answer(src, call, self.status())
+            case "direct":
+                self._start_task(self._answer_direct(src, call))
             case "stop_actor":
                 self._start_task(self._stop_actor(src, call, *arguments))
             case "shutdown":
@@ -174,6 +185,9 @@ class Proc:
         self.router.uplink(dst).send(
             pack_frame(REPLY, MSGPACK, dst, self.info.address, call, 0, b"", msgpack.packb(value))
         )
+
+    async def _answer_direct(self, src: int, call: int) -> None:
+        self._answer(src, call, await self.router.direct.listen())
 
     async def _stop_actor(self, src: int, call: int, actor_id: int, reason: str) -> None:
         instance = self.instances.pop(actor_id, None)
@@ -241,7 +255,7 @@ def boot_time() -> float:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process, shared pages included; of this one by default. 0 where that is not known."""
+    """Return the resident memory of a process (this one), shared pages included; 0 where that is not known."""
     try:
         with open(f"/proc/{pid or 'self'}/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -268,5 +282,6 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     try:
         return await proc.ended
     finally:
+        await router.direct.aclose()
         proc.close()
         connection.close()

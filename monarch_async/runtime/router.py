@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import struct
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.context import current_context
 from monarch_async.runtime.delivery import Delivery, of_stream
+from monarch_async.runtime.direct import DIRECT, PATIENCE, Direct
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.transfer import BlockPool
@@ -67,14 +68,16 @@ _BESIDE = BUFFERS | CHUNKED
 class Path:
     """One sender to one member."""
 
-    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "window")
+    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "turns", "window")
 
     def __init__(self, dst: int, actor: int, connection: Connection, window: int) -> None:
         """Nothing in flight."""
         self.dst, self.actor, self.connection, self.window = dst, actor, connection, window
         self.inflight = 0
         self.inflight_bytes = 0
-        self.queue: deque[tuple[int, int, Callable[[], None]]] = deque()
+        self.turns = 0  #: how often a call found it idle (`direct`)
+        #: What waits for the window: call id -> (bytes, how to send it), so that a cancelled call is found at once.
+        self.queue: OrderedDict[int, tuple[int, Callable[[], None]]] = OrderedDict()
 
 
 class Router:
@@ -93,6 +96,8 @@ class Router:
         self._uplink: Connection | None = None
         self._paths: dict[tuple[int, int], Path] = {}
         self._ids = itertools.count(1)
+        self.direct = Direct(self)
+        self.arriving: Connection | None = None  #: where the call that is being delivered came from
         self.outgoing = Outgoing(address, config, self.pool, self._ids)
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
@@ -116,7 +121,7 @@ class Router:
             del self._paths[key]
 
     def lose_host(self, host: int, error: Lost) -> int:
-        """A host is gone: calls to it fail with ``error``, pending ones now and later ones at once. Returns as `lose`."""
+        """A host is gone: calls to it fail with ``error``, pending ones now, later ones at once. Returns as `lose`."""
 
         def is_there(dst: int) -> bool:
             return host_of(dst) == host
@@ -150,7 +155,8 @@ class Router:
         for key in [key for key in self._paths if key[0] == dst]:
             path = self._paths[key]
             path.queue.clear()
-            path.inflight = path.inflight_bytes = 0
+            path.inflight = path.inflight_bytes = path.turns = 0
+            path.connection = self.uplink(dst)
 
     # -- calls out -------------------------------------------------------------------------------------------------
 
@@ -170,6 +176,10 @@ class Router:
             head = HEADER.pack(length, CALL, flags, len(control), path.dst, self.address, path.actor, call)
             frame = head + control + skeleton
             if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
+                if not path.inflight and path.turns >= 0:
+                    path.turns += 1
+                    if path.turns > PATIENCE:
+                        self.direct.consider(path)
                 path.inflight += 1
                 path.inflight_bytes += length
                 path.connection.send(frame)
@@ -197,7 +207,7 @@ class Router:
                 f"{len(path.queue)} calls wait behind {path.inflight} unanswered ones",
                 "await some of them before sending more",
             )
-        path.queue.append((call, nbytes, send))
+        path.queue[call] = (nbytes, send)
 
     def answered(self, path: Path, nbytes: int) -> None:
         """A call of this size on this path has been answered: the next one that waits may go."""
@@ -206,7 +216,7 @@ class Router:
             path.inflight_bytes -= nbytes
         queue = path.queue
         while queue and path.inflight < path.window and path.inflight_bytes < self.config.window_bytes:
-            _, size, send = queue.popleft()
+            size, send = queue.popitem(last=False)[1]
             path.inflight += 1
             path.inflight_bytes += size
             send()
@@ -228,7 +238,13 @@ class Router:
         skeleton, buffers = encoded
         limit, size = self.config.window_bytes, HEADER_SIZE + len(control) + len(skeleton)
         is_plain = not buffers and len(skeleton) <= self.config.large
-        if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
+        if not is_plain or any(
+            p.queue
+            or p.inflight >= p.window
+            or p.inflight_bytes >= limit
+            or (p.turns == DIRECT and not self.direct.bring_back(p))
+            for p in paths
+        ):
             flags &= ~GATHERED
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
@@ -245,30 +261,35 @@ class Router:
 
     def cancel(self, call: RemoteFuture[Any]) -> None:
         """Tell the members that have not answered; give up after ``cancel_grace``."""
-        waiting = call.waits_for()
-        for path in waiting:
-            before = len(path.queue)
-            if before:
-                path.queue = deque(entry for entry in path.queue if entry[0] != call.id)
-            if len(path.queue) < before:  # never sent: nothing to acknowledge
+        for path in call.waits_for():
+            if self.withdraw(path, call.id):
                 self._acknowledge_unsent(call, path)
             else:
                 path.connection.send(pack_frame(CANCEL, 0, path.dst, self.address, path.actor, call.id))
         if not call.done():
             self.loop.call_later(self.config.cancel_grace, self._cancel_overdue, call)
 
+    def withdraw(self, path: Path, call: int) -> bool:
+        """Take back a call that still waits for its window; return whether it did. It counts as sent until answered."""
+        entry = path.queue.pop(call, None)
+        if entry is None:
+            return False
+        path.inflight += 1
+        path.inflight_bytes += entry[0]
+        return True
+
     def _acknowledge_unsent(self, call: RemoteFuture[Any], path: Path) -> None:
         pending = self.pending.get(call.id)
         if pending is not None and pending.lose(lambda dst: dst == path.dst, Closed(call.what)):
             self.pending.pop(call.id, None)
-        path.inflight += 1  # `lose` counted an answer for a call that was never in flight
 
     def _cancel_overdue(self, call: RemoteFuture[Any]) -> None:
+        """Let the caller go. The call stays registered: its late answer still frees its place in the window."""
         if not call.done():
             late = ", ".join(format_address(path.dst) for path in call.waits_for())
-            log.warning("%s: no acknowledgement of its cancellation after %g s from %s", call.what, self.config.cancel_grace, late)
-            self.pending.pop(call.id, None)
-            call.give_up("cancelled, but not acknowledged in time")
+            grace = self.config.cancel_grace
+            log.warning("%s: no acknowledgement of its cancellation after %g s from %s", call.what, grace, late)
+            call.give_up(f"cancelled, but not acknowledged within {grace:g} s")
 
     def control(self, dst: int, request: bytes, pending: Pending) -> int:
         """Send a msgpack request to an agent or to a proc's runtime."""
@@ -278,10 +299,12 @@ class Router:
 
     # -- replies out -----------------------------------------------------------------------------------------------
 
-    def reply(self, dst: int, call: int, rank: int, flags: int, encoded: Encoded, actor: int = 0) -> int:
-        """Answer a call; return the size sent."""
+    def reply(
+        self, dst: int, call: int, rank: int, flags: int, encoded: Encoded, via: Connection | None = None
+    ) -> int:
+        """Answer a call, the way it came (``via``); return the size sent."""
         skeleton, buffers = encoded
-        connection = self.uplink(dst)
+        connection = via if via is not None and not via.is_closed else self.uplink(dst)
         if not buffers and len(skeleton) <= self.config.large:
             length = HEADER_SIZE + len(skeleton)
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
@@ -295,6 +318,7 @@ class Router:
 
     def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
         """Take whole frames; see `Consumer.feed`."""
+        self.arriving = connection
         offset, end, frames = 0, len(data), 0
         unpack, pending, targets, held = HEADER.unpack_from, self.pending, self.targets, self.delivery.held
         while end - offset >= HEADER_SIZE:
@@ -317,7 +341,7 @@ class Router:
                     found.accept(src, call, flags, fields, payload, ())
                 else:
                     self.delivery.take_call(src, flags, target, call, fields, payload)
-            elif kind == PING or kind == ACK:
+            elif kind in (PING, ACK):
                 connection.take_link_frame(kind, data, offset)
                 frames -= 1
             else:
@@ -337,7 +361,8 @@ class Router:
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """Leave it to the owner: a client may resume, a worker has lost its agent."""
-        self.on_down(connection, error)
+        if not self.direct.connection_down(connection):
+            self.on_down(connection, error)
 
     def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
         if kind == CALL:
@@ -410,7 +435,7 @@ class Router:
     # -- deaths ----------------------------------------------------------------------------------------------------
 
     def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
-        """Fail every call that waits for a member whose address ``gone`` knows; return how many have a caller who sees."""
+        """Fail every call that waits for a member whose address ``gone`` knows; return how many have a caller to see."""
         count = 0
         for call, pending in list(self.pending.items()):
             if pending.has_member(gone):
@@ -421,6 +446,7 @@ class Router:
             self.forget_paths(dst)
         self.delivery.lose(gone)
         self.outgoing.lose(gone)
+        self.direct.lose(gone)
         return count
 
     def report_unseen(self, error: BaseException, what: str) -> None:

@@ -30,6 +30,12 @@ class Url:
     path: str = ""
     host: str = ""
     port: int = 0
+    name: str = ""  #: of a socket in Linux's abstract namespace, which leaves no file behind
+
+    @classmethod
+    def abstract(cls, name: str) -> "Url":
+        """Return the address of an abstract unix socket: anybody on the machine may dial it, and must shake hands."""
+        return cls(f"abstract unix socket {name}", name=name)
 
     @classmethod
     def parse(cls, text: str) -> "Url":
@@ -45,7 +51,7 @@ class Url:
     @property
     def is_local_only(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.path or self.host == "localhost":
+        if self.path or self.name or self.host == "localhost":
             return True
         try:
             return ip_address(self.host).is_loopback
@@ -56,7 +62,9 @@ class Url:
 class _Shaking(asyncio.Protocol):
     """The protocol of a socket until both ends agree; then the connection takes the socket over."""
 
-    def __init__(self, end: Dialer | Listener, on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None) -> None:
+    def __init__(
+        self, end: Dialer | Listener, on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._end = end
         self._on_agreed = on_agreed
@@ -119,7 +127,15 @@ async def dial(
     end = Dialer(token, os.urandom(NONCE_BYTES), info)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-            if url.path:
+            if url.name:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                try:
+                    sock.connect(f"\0{url.name}")  # at once, or not at all
+                except OSError:
+                    sock.close()
+                    raise
+                _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), sock=sock)
+            elif url.path:
                 _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), url.path)
             else:
                 _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port, ssl=tls)
@@ -162,7 +178,12 @@ async def listening(
         protocol.agreed.add_done_callback(refused)
         return protocol
 
-    if url.path:
+    if url.name:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(f"\0{url.name}")
+        server = await loop.create_unix_server(shaking, sock=sock)
+        real = url
+    elif url.path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(url.path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
