@@ -21,7 +21,7 @@ from monarch_async.mesh.sliced import Sliced
 from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
 from monarch_async.runtime.answers import SPAWN
-from monarch_async.runtime.call import MeshCall
+from monarch_async.runtime.call import Start
 from monarch_async.runtime.proc import SpawnOrder
 from monarch_async.runtime.router import Path, Router, active_router
 from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
@@ -72,11 +72,11 @@ class ActorGroup:
             procs.allocation.groups.append(self)
         self.ready = self._cast()
 
-    def _cast(self) -> "MeshCall[None]":
+    def _cast(self) -> Start:
         cast = self.mesh.cast
         router = cast.router
         region = self.mesh.region
-        call: MeshCall[None] = MeshCall(
+        call = Start(
             router, f"spawn of {self.name}", cast.paths, region.rank_of, lambda _: None, first_error=True
         )
         call.id = router.register(call)
@@ -84,12 +84,12 @@ class ActorGroup:
         call.nbytes = router.cast(cast.paths, cast.hosts, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
         return call
 
-    def respawn(self, address: int) -> "MeshCall[None]":
+    def respawn(self, address: int) -> Start:
         """Make the one member at ``address`` anew."""
         router = active_router()
         rank = self.members.index(address)
         path = router.path(address, self.id)
-        call: MeshCall[None] = MeshCall(
+        call = Start(
             router, f"spawn of {self.name}[{rank}]", [path], lambda r: 0 if r == rank else None, lambda _: None, True
         )
         call.id = router.register(call)
@@ -140,28 +140,25 @@ class ActorMesh(Sliced):
         """``members``: proc addresses in rank order of the mesh as spawned."""
         self.name, self.region, self.interface = name, region, interface
         self._actor_id, self._members, self._max_concurrency, self._group = actor_id, members, max_concurrency, group
-        self._ready: MeshCall[None] | None = None
+        self._ready: Start | None = None
 
     def __await__(self) -> Generator[Any, None, "ActorMesh"]:
-        if self._group is not None:
-            procs = self._group.procs
+        group = self._find_group()
+        if group is not None:
+            procs = group.procs
             if procs.allocation is not None:
                 yield from procs.allocation.wait_ready().__await__()
-            yield from self._group.ready.__await__()
+            yield from group.ready.__await__()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, None)
         return type(self), facts
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ActorMesh)
-            and (self._actor_id, self._members, self.region) == (other._actor_id, other._members, other.region)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self._actor_id, self.region))
+    @property
+    def identity(self) -> int:
+        """The id all its actors share."""
+        return self._actor_id
 
     def seen_through(self, region: Region) -> "ActorMesh":
         """Return the same actors through another region."""
@@ -207,8 +204,15 @@ class ActorMesh(Sliced):
             await group.stop([self._members[rank] for rank in self.region.base_ranks])
 
     def _owned(self, what: str) -> ActorGroup:
-        if self._group is None:
+        group = self._find_group()
+        if group is None:
             raise Closed(f"{what} of {self.name}", f"only the process that spawned a mesh can {what} it")
+        return group
+
+    def _find_group(self) -> ActorGroup | None:
+        """The group, in the process that spawned it; also for a copy that has come back there."""
+        if self._group is None:
+            self._group = active_domain().groups.get(self._actor_id)
         return self._group
 
 
@@ -221,7 +225,8 @@ def spawn_actors(
         try:
             inspect.signature(cls).bind(*args, **kwargs)
         except TypeError as error:
-            raise BadCall(f"{cls.__name__}.__init__", f"{error}; its signature is {cls.__name__}{inspect.signature(cls)}") from None
+            why = f"{error}; its signature is {cls.__name__}{inspect.signature(cls)}"
+            raise BadCall(f"{cls.__name__}.__init__", why) from None
     elif args or kwargs:
         raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given")
     recipe = dumps_recipe(cls, args, kwargs)

@@ -34,6 +34,11 @@ class HostMesh(Sliced):
         return HostMesh(self._hosts, region, self.name)
 
     @property
+    def identity(self) -> tuple[Host, ...]:
+        """The hosts it is a slice of."""
+        return self._hosts
+
+    @property
     def hosts(self) -> list[Host]:
         """The members, in rank order of this slice."""
         return [self._hosts[rank] for rank in self.region.base_ranks]
@@ -59,8 +64,8 @@ class HostMesh(Sliced):
             env: environment variables, or a function from `Point` to them; set before any of your code is imported.
             preload: modules imported once, in the process workers are forked from. By default torch, where this program
                 has imported it.
-            start: ``"fork"`` from a warm process (milliseconds), or ``"spawn"``: a fresh interpreter, for libraries that
-                cannot be forked and variables that are read when the interpreter starts.
+            start: ``"fork"`` from a warm process (milliseconds), or ``"spawn"``: a fresh interpreter, for libraries
+                that cannot be forked and variables that are read when the interpreter starts.
             python: another interpreter or environment; implies ``"spawn"``. It must have this package.
             cwd: working directory; the client's where not given.
 

@@ -16,6 +16,7 @@ from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.ranks import Extent, Point, Region
+from monarch_async.runtime.call import Unseen
 
 if TYPE_CHECKING:
     from monarch_async.mesh.actor_mesh import ActorGroup
@@ -92,7 +93,7 @@ class Allocation:
 
     def _report_if_unseen(self, error: BaseException) -> None:
         if not self._is_awaited:
-            self.domain.router.report_unseen(error, f"spawn of {self.name}")
+            self.domain.router.report_unseen(Unseen(error, f"spawn of {self.name}"))
 
     async def wait_ready(self) -> None:
         """Wait until every proc is up. Raises SpawnFailed."""
@@ -135,9 +136,7 @@ class Allocation:
         self.dead.discard(address)
         self.groups = [group for group in self.groups if not group.is_stopped]
         actors = [group.respawn(address) for group in self.groups if address in group.members]
-        await waiting
-        for actor in actors:
-            await actor
+        await asyncio.gather(waiting, *actors)
 
     async def stop(self, addresses: Sequence[int], reason: str) -> None:
         """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
@@ -161,6 +160,8 @@ class Allocation:
             self.is_stopped = True
             for address in self.addresses:
                 self.domain.allocations.pop(address, None)
+            for group in self.groups:
+                self.domain.groups.pop(group.id, None)
 
 
 class ProcMesh(Sliced):
@@ -170,15 +171,21 @@ class ProcMesh(Sliced):
     """
 
     def __init__(
-        self, name: str, addresses: "array[int]", host_names: dict[int, str], region: Region, allocation: Allocation | None
+        self,
+        name: str,
+        addresses: "array[int]",
+        host_names: dict[int, str],
+        region: Region,
+        allocation: Allocation | None,
     ) -> None:
         """``addresses`` in rank order of the mesh as spawned."""
         self.name, self.region = name, region
         self._addresses, self._host_names, self._allocation = addresses, host_names, allocation
 
     def __await__(self) -> Generator[Any, None, "ProcMesh"]:
-        if self._allocation is not None:
-            yield from self._allocation.wait_ready().__await__()
+        allocation = self.allocation
+        if allocation is not None:
+            yield from allocation.wait_ready().__await__()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -197,8 +204,15 @@ class ProcMesh(Sliced):
 
     @property
     def allocation(self) -> Allocation | None:
-        """The allocation, where this process spawned it."""
+        """The allocation, in the process that spawned it; also for a copy that has come back there."""
+        if self._allocation is None:
+            self._allocation = active_domain().allocations.get(self._addresses[0])
         return self._allocation
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """The addresses of its procs."""
+        return tuple(self._addresses)
 
     def host_name(self, address: int) -> str:
         """Return the name of the host an address is on."""
@@ -207,14 +221,14 @@ class ProcMesh(Sliced):
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Make one actor of class ``cls`` in every proc of this mesh; return the actor mesh.
 
-        The result looks like ``cls`` to an editor: its endpoints have adverbs (``mesh.step.call(...)``). It may be used at
-        once; ``await`` it to wait until every ``__init__`` (and ``setup``) has returned, or to get what one raised.
+        The result looks like ``cls`` to an editor: its endpoints have adverbs (``mesh.step.call(...)``). It may be used
+        at once; ``await`` it to wait until every ``__init__`` (and ``setup``) has returned, or to get what one raised.
 
         Raises BadEndpoint (not an actor class), BadCall (arguments that do not fit ``__init__``), PicklingError.
         """
         from monarch_async.mesh.actor_mesh import spawn_actors
 
-        if self._allocation is not None and self._allocation.is_stopped:
+        if self.allocation is not None and self.allocation.is_stopped:
             raise Closed(f"proc mesh {self.name}", "it was stopped")
         return spawn_actors(self, name, cls, args, kwargs)  # type: ignore[arg-type, return-value]
 
@@ -244,9 +258,10 @@ class ProcMesh(Sliced):
             await allocation.stop(self.addresses, "stop")
 
     def _owned(self, what: str) -> Allocation:
-        if self._allocation is None:
+        allocation = self.allocation
+        if allocation is None:
             raise Closed(f"{what} of {self.name}", f"only the process that spawned a mesh can {what} it")
-        return self._allocation
+        return allocation
 
 
 def default_preload() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What host, proc and actor meshes have in common: an extent, and regions of it."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
 from monarch_async.errors import ExtentError
@@ -22,6 +22,20 @@ class Sliced:
     def seen_through(self: M, region: Region) -> M:
         """Return the same mesh through another region."""
         raise NotImplementedError
+
+    @property
+    def identity(self) -> Hashable:
+        """Which mesh it is a slice of, as spawned."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        """Two references are equal where they mean the same members in the same shape."""
+        if not isinstance(other, Sliced) or type(other) is not type(self):
+            return NotImplemented
+        return self.identity == other.identity and self.region == other.region
+
+    def __hash__(self) -> int:
+        return hash((self.identity, self.region))
 
     @property
     def extent(self) -> Extent:
@@ -73,4 +87,4 @@ class Sliced:
             )
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} {self.extent}>"
+        return f"<{type(self).__name__} {self.name} {self.extent}".rstrip() + ">"
