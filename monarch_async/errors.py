@@ -401,7 +401,9 @@ class MeshError(Error, ExceptionGroup):
         self.results = dict(results or {})
         return self
 
-    def __init__(self, message: str, by_rank: Mapping[int, Exception], results: Mapping[int, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, by_rank: Mapping[int, Exception], results: Mapping[int, Any] | None = None
+    ) -> None:
         super().__init__(message, list(self.by_rank.values()))
 
     def __str__(self) -> str:
@@ -433,7 +435,8 @@ def _derive(original: type) -> type[RemoteError]:
     cls = _derived.get(original)
     if cls is None:
         try:
-            namespace = {"__module__": original.__module__, "__str__": RemoteError.__str__, "__repr__": RemoteError.__repr__}
+            namespace = {name: getattr(RemoteError, name) for name in ("__str__", "__repr__")}
+            namespace["__module__"] = original.__module__
             cls = type(original.__name__, (RemoteError, original), namespace)
         except TypeError:  # a layout conflict, or a class that may not be subclassed
             cls = RemoteError

@@ -35,6 +35,10 @@ class Guest:
         """It has just been heard."""
         self.session, self.connection, self.role, self.heard_at = session, connection, role, now
 
+    def facts(self) -> tuple[str, str, bool, int]:
+        """Return name, role, whether it is connected, and address: what the status shows."""
+        return self.connection.name, self.role, self.connection.wire is not None, self.connection.address
+
 
 class Guests:
     """The guests of one agent. ``on_joined`` and ``on_expired`` (with the reason) are told."""

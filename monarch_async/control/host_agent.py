@@ -201,9 +201,7 @@ class HostAgent:
                 "pid": os.getpid(),
                 "load": os.getloadavg()[0],
                 "cpus": os.cpu_count(),
-                "guests": [
-                    [g.connection.name, g.role, g.connection.wire is not None, g.connection.address] for g in self.guests
-                ],
+                "guests": [guest.facts() for guest in self.guests],
                 "procs": rows,
             },
         )

@@ -21,7 +21,12 @@ class Output:
     """Both pipes of one proc. ``send(stream, lines)`` gets whole lines; ``may_send()`` says whether there is room."""
 
     def __init__(
-        self, stdout: int, stderr: int, send: Callable[[int, list[bytes]], None], may_send: Callable[[], bool], keep: int
+        self,
+        stdout: int,
+        stderr: int,
+        send: Callable[[int, list[bytes]], None],
+        may_send: Callable[[], bool],
+        keep: int,
     ) -> None:
         """Take over both read ends; keep the last ``keep`` lines of stderr."""
         self._loop = asyncio.get_running_loop()

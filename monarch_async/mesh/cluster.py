@@ -37,7 +37,7 @@ _is_running = False
 
 
 class Cluster:
-    """An ``async with`` block that yields a `HostMesh` and ends everything started in it. See `local_hosts`, `attach`."""
+    """An ``async with`` block that yields a `HostMesh` and ends all that was started in it: `local_hosts`, `attach`."""
 
     def __init__(self, config: Config) -> None:
         """Nothing happens before the block is entered."""

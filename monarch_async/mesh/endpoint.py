@@ -102,7 +102,7 @@ class Endpoint(_Caller, Generic[P, R]):
         raise BadCall(self._what, "say how: .call, .call_one, .choose, .stream or .broadcast")
 
     def options(self, *, first_error: bool) -> "Endpoint[P, R]":
-        """Return the endpoint with ``call`` failing at the first error, cancelling the others, or gathering all (default)."""
+        """Return the endpoint with ``call`` failing at the first error, cancelling the others, or gathering all."""
         return Endpoint(self._mesh, self._spec, first_error)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[ValueMesh[R]]":

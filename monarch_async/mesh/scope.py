@@ -87,8 +87,8 @@ def current_scope() -> Scope | None:
 def supervise(policy: Policy) -> Scope:
     """Return an ``async with`` block whose ``policy`` is asked about failures of what is spawned inside.
 
-    The policy is any ``async def policy(failure) -> bool``: true means handled. A failure that no policy handles cancels
-    the block's body and the block raises it.
+    The policy is any ``async def policy(failure) -> bool``: true means handled. A failure that no policy handles
+    cancels the block's body and the block raises it.
 
     Raises TypeError where ``policy`` cannot be called.
     """
@@ -100,7 +100,7 @@ def supervise(policy: Policy) -> Scope:
 def restart(times: int = 3, backoff: float = 0.1) -> Policy:
     """Return a policy that restarts what failed, up to ``times`` per member, then lets the failure through.
 
-    The pause before a restart starts at ``backoff`` seconds and doubles. A restart that itself fails uses up another try.
-    Raises Error where either is negative.
+    The pause before a restart starts at ``backoff`` seconds and doubles. A restart that itself fails uses up another
+    try. Raises Error where either is negative.
     """
     return restarting(Budget(times, backoff), asyncio.sleep)

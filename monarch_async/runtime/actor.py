@@ -142,8 +142,8 @@ def endpoint(function: Callable[..., Any]) -> Any:
 
 #: Names a mesh has itself: an endpoint of that name could not be reached.
 RESERVED = frozenset(
-    "extent size axes name points slice flatten split rename at rank region interface stop restart call call_one choose "
-    "stream stream_one broadcast options members item".split()
+    "extent size axes name points slice flatten split rename at rank region interface stop restart call call_one "
+    "choose stream stream_one broadcast options members item".split()
 )
 
 
@@ -151,9 +151,9 @@ class Actor:
     """Base of all actors. Subclass it, mark methods with `endpoint`, spawn it on a `ProcMesh`.
 
     ``__init__`` runs in the worker: on the actor's own thread where the class has plain ``def`` endpoints, else on the
-    loop. Two optional hooks run on the loop: ``async def setup(self)`` after ``__init__`` and before the first call, and
-    ``async def teardown(self)`` before an orderly stop. ``async def __supervise__(self, failure) -> bool`` is told of
-    failures of what this actor spawned; returning true handles them.
+    loop. Two optional hooks run on the loop: ``async def setup(self)`` after ``__init__`` and before the first call,
+    and ``async def teardown(self)`` before an orderly stop. ``async def __supervise__(self, failure) -> bool`` is told
+    of failures of what this actor spawned; returning true handles them.
 
     ``max_concurrency`` bounds how many of its ``async`` endpoints run at a time; 1 makes the actor strictly serial.
     """
@@ -169,7 +169,8 @@ class Actor:
                     f"endpoint {cls.__name__}.{name}", f"every mesh has {name!r} itself: give it another name"
                 )
         if not isinstance(cls.max_concurrency, int) or cls.max_concurrency < 1:
-            raise BadEndpoint(f"actor {cls.__name__}", f"max_concurrency is {cls.max_concurrency!r}: it must be 1 or more")
+            why = f"max_concurrency is {cls.max_concurrency!r}: it must be 1 or more"
+            raise BadEndpoint(f"actor {cls.__name__}", why)
 
     if TYPE_CHECKING:
         # What `ProcMesh.spawn` returns looks like the class to an editor, so that endpoints complete; these are the
@@ -220,7 +221,9 @@ def _spec(name: str, function: Callable[..., object]) -> EndpointSpec:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise BadEndpoint(f"endpoint {function.__qualname__}", "it takes no self")
-    bare = [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else OPTIONAL) for p in parameters[1:]]
+    bare = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else OPTIONAL) for p in parameters[1:]
+    ]
     return EndpointSpec(name, style, inspect.Signature(bare))
 
 

@@ -8,12 +8,15 @@ Both are `asyncio.Future`s, so they await, gather, time out and cancel like any 
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_async.errors import Lost, MeshError
-from monarch_async.runtime.report import load_report
+from monarch_async.errors import ActorDied, Lost, MeshError, RemoteError
+from monarch_async.runtime.context import Context, current_context
+from monarch_async.runtime.report import describe, load_report
 from monarch_async.wire.frame import CANCELLED, FAILED, MSGPACK
 from monarch_async.wire.payload import Buffer, loads
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from monarch_async.runtime.router import Path, Router
 
 T = TypeVar("T")
+
+log = logging.getLogger("monarch_async")
 
 #: An exception that nobody awaits, kept in a future, counts as unhandled after so many seconds.
 UNSEEN = 5.0
@@ -44,16 +49,27 @@ class Pending(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A call failed and nobody looked: the error, the id of the actors that were called, and who called them."""
+
+    error: BaseException
+    what: str
+    actor: int = 0
+    caller: Context | None = None
+
+
 class RemoteFuture(asyncio.Future[T]):
     """What call and mesh call share: cancelling remotely, and unseen failures."""
 
-    __slots__ = ("id", "is_cancelling", "router", "what")
+    __slots__ = ("caller", "id", "is_cancelling", "router", "what")
     is_carrier = True
 
     def __init__(self, router: "Router", what: str) -> None:
         """Belong to ``router``; ``what`` names the call: ``trainers[1].step``."""
         super().__init__(loop=router.loop)
         self.router, self.what = router, what
+        self.caller = current_context()
         self.id = 0
         self.is_cancelling = False
 
@@ -71,9 +87,17 @@ class RemoteFuture(asyncio.Future[T]):
         if not self.done():
             super().cancel(msg)
 
+    def give_up_with(self, errors: Sequence[BaseException], why: str = "") -> None:
+        """End as cancelled; what went wrong meanwhile is in the CancelledError's text and in the log."""
+        if errors and not self.done():
+            why = f"{self.what} was cancelled; meanwhile {len(errors)} failed, first: {describe(errors[0])}"
+            log.warning("%s", why)
+        self.give_up(why or None)
+
     def fail(self, error: BaseException) -> None:
         """End with ``error``. One that nobody awaits and nobody looks at within `UNSEEN` seconds is reported."""
         self.set_exception(error)
+        self.router.note_failure(self, error)
         if not self._callbacks:  # type: ignore[attr-defined]
             self.router.loop.call_later(UNSEEN, _check_seen, weakref.ref(self))
 
@@ -81,13 +105,18 @@ class RemoteFuture(asyncio.Future[T]):
         """The members that have not answered yet."""
         raise NotImplementedError
 
+    @property
+    def actor(self) -> int:
+        """The id of the actors that are called."""
+        raise NotImplementedError
+
     def report_if_unseen(self) -> None:
-        """Hand an exception that nobody retrieved to supervision."""
+        """Hand an exception that nobody retrieved to supervision. The collector may do so on any thread."""
         if self._log_traceback:  # type: ignore[attr-defined]  # an exception that nobody retrieved
             self._log_traceback = False
             error = self.exception()
             if error is not None:
-                self.router.report_unseen(error, self.what)
+                self.router.report_unseen(Unseen(error, self.what, self.actor, self.caller))
 
     __del__ = report_if_unseen
 
@@ -96,6 +125,13 @@ def _check_seen(reference: "weakref.ref[RemoteFuture[Any]]") -> None:
     future = reference()
     if future is not None:
         future.report_if_unseen()
+
+
+def tells_of_a_start(error: BaseException) -> bool:
+    """Return whether an error says that an actor did not come up."""
+    if isinstance(error, MeshError):
+        return any(map(tells_of_a_start, error.by_rank.values()))
+    return isinstance(error, ActorDied) or (isinstance(error, RemoteError) and error.endpoint in ("__init__", "setup"))
 
 
 def load_outcome(flags: int, skeleton: Buffer, buffers: Sequence[Buffer], what: str) -> tuple[object, Exception | None]:
@@ -125,9 +161,8 @@ class Call(RemoteFuture[T]):
         if self.done():
             return True
         if self.is_cancelling:
-            self.give_up(bytes(skeleton).decode() if flags & CANCELLED and skeleton else None)
-        elif flags & CANCELLED:
-            super().cancel("the endpoint was cancelled by another than its caller")
+            errors = [load_report(skeleton)] if flags & FAILED else []
+            self.give_up_with(errors, bytes(skeleton).decode() if flags & CANCELLED else "")
         elif flags & MSGPACK:
             self.set_result(bytes(skeleton))  # type: ignore[arg-type]
         elif not flags & FAILED:
@@ -154,6 +189,10 @@ class Call(RemoteFuture[T]):
     def waits_for(self) -> "Sequence[Path]":
         return (self.path,)
 
+    @property
+    def actor(self) -> int:
+        return self.path.actor
+
 
 class MeshCall(RemoteFuture[T]):
     """A call of every member of a region: all results, or `MeshError`, or the first error where that was asked for.
@@ -162,7 +201,10 @@ class MeshCall(RemoteFuture[T]):
     running then is cancelled.
     """
 
-    __slots__ = ("_build", "_errors", "_first_error", "_paths", "_position", "_results", "_waiting", "nbytes", "on_each")
+    __slots__ = (
+        "_build", "_errors", "_first_error", "_paths", "_position", "_results", "_waiting", "_why_cancelled", "nbytes",
+        "on_each",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -179,6 +221,7 @@ class MeshCall(RemoteFuture[T]):
         self._results: list[Any] = [None] * len(paths)
         self._waiting: set[int] = set(range(len(paths)))
         self._errors: dict[int, Exception] = {}
+        self._why_cancelled = ""
         self.nbytes = 0
         self.on_each: Callable[[int, Any, Exception | None], None] | None = None
 
@@ -188,10 +231,13 @@ class MeshCall(RemoteFuture[T]):
             return not self._waiting
         self._waiting.discard(index)
         self.router.answered(self._paths[index], self.nbytes)
-        if self.done() or self.is_cancelling:
+        if self.done():
             pass
-        elif flags & CANCELLED:
-            self._errors[index] = asyncio.CancelledError("cancelled by another than its caller")  # type: ignore[assignment]
+        elif self.is_cancelling:
+            if flags & FAILED:
+                self._errors[index] = load_report(skeleton)
+            elif flags & CANCELLED and skeleton:
+                self._why_cancelled = bytes(skeleton).decode()
         else:
             value, error = load_outcome(flags, skeleton, buffers, self.what)
             self._results[index] = value
@@ -227,6 +273,10 @@ class MeshCall(RemoteFuture[T]):
     def waits_for(self) -> "Sequence[Path]":
         return [self._paths[index] for index in self._waiting]
 
+    @property
+    def actor(self) -> int:
+        return self._paths[0].actor
+
     def _end_early(self, error: Exception) -> None:
         if self.on_each is None:
             self.fail(error)
@@ -236,13 +286,11 @@ class MeshCall(RemoteFuture[T]):
         if self.done():
             return
         if self.is_cancelling:
-            self.give_up()
+            self.give_up_with(list(self._errors.values()), self._why_cancelled)
         elif self.on_each is not None:  # everything has been handed over one by one
             self.set_result(None)  # type: ignore[arg-type]
         elif not self._errors:
             self.set_result(self._build(self._results))
-        elif any(isinstance(error, asyncio.CancelledError) for error in self._errors.values()):
-            self.give_up("cancelled by another than its caller")
         elif len(self._results) == 1 or (self._first_error and len(self._errors) == 1):
             self.fail(next(iter(self._errors.values())))
         else:
@@ -254,8 +302,21 @@ class MeshCall(RemoteFuture[T]):
         return MeshError(f"{self.what}: {len(self._errors)} of {len(self._results)} members failed", self._errors, good)
 
 
+class Start(MeshCall[None]):
+    """Actors are made. Where that fails, calls that were sent meanwhile bring it to their callers: then it is known."""
+
+    __slots__ = ()
+
+    def report_if_unseen(self) -> None:
+        if self._log_traceback and self.actor in self.router.failed_starts:  # type: ignore[attr-defined]
+            self._log_traceback = False
+        super().report_if_unseen()
+
+    __del__ = report_if_unseen
+
+
 class Broadcast(RemoteFuture[None]):
-    """Resolves when every member has started the call. Nobody needs to await it: a lost member tells supervision itself."""
+    """Resolves when every member has started the call. Nobody needs to await it: supervision hears of lost members."""
 
     __slots__ = ("_paths", "_position", "_waiting", "nbytes")
     is_carrier = False
@@ -293,6 +354,10 @@ class Broadcast(RemoteFuture[None]):
 
     def waits_for(self) -> "Sequence[Path]":
         return [self._paths[index] for index in self._waiting]
+
+    @property
+    def actor(self) -> int:
+        return self._paths[0].actor
 
     def _finish_if_complete(self) -> bool:
         if self._waiting:

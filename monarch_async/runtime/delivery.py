@@ -1,7 +1,7 @@
 """Calls that arrive: handed to their targets in the order they were sent.
 
-D1. Calls from one sender to one target are delivered in the order they were sent, also where the payload of one comes in
-    chunks and is complete only after later ones have arrived.
+D1. Calls from one sender to one target are delivered in the order they were sent, also where the payload of one comes
+    in chunks and is complete only after later ones have arrived.
 D2. A call to a target that is being created by a message still on its way waits for it, whoever sent it.
 D3. Nothing else waits: a large payload holds up only the calls behind it on its own path.
 D4. So do the items of a stream, and its end: they are taken in the order they were sent.
@@ -101,7 +101,9 @@ class Delivery:
         inbound = self._hold((src, target), fields.sizes, hand_over)
         self._receive(src, fields.transfer, inbound, fields.memory)
 
-    def _hold(self, key: tuple[int, int], sizes: Sequence[int], take: Callable[[memoryview, list[memoryview]], None]) -> Inbound:
+    def _hold(
+        self, key: tuple[int, int], sizes: Sequence[int], take: Callable[[memoryview, list[memoryview]], None]
+    ) -> Inbound:
         """Return what receives a payload; when it has come in full, and its turn, ``take`` gets it."""
         queue = self.held.setdefault(key, deque())
 

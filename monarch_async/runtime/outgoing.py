@@ -22,7 +22,7 @@ Fields = CallFields | ReplyFields
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A payload ready to be sent, to one receiver or several: the pickle and the buffers, copied where they are large."""
+    """A payload ready to be sent, to one receiver or several: the pickle and the buffers; large ones are copies."""
 
     parts: Sequence[memoryview]
     sizes: list[int]
@@ -56,7 +56,15 @@ class Outgoing:
         return copy
 
     def pack(
-        self, kind: int, flags: int, dst: int, target: int, call: int, fields: Fields, parcel: Parcel, connection: Connection
+        self,
+        kind: int,
+        flags: int,
+        dst: int,
+        target: int,
+        call: int,
+        fields: Fields,
+        parcel: Parcel,
+        connection: Connection,
     ) -> Callable[[], None]:
         """Return how to send a message with buffers."""
         if not parcel.is_large:

@@ -5,9 +5,9 @@ follow as CHUNK frames, sent between other frames and never further ahead of the
 offset in a chunk counts over the pickle and the buffers, end to end.
 
 Both ends copy once. The sender copies when it is called, so that a caller may change its tensors as soon as `call` has
-returned; the receiver copies from the socket's buffers into memory the value then owns. Fresh pages cost more than the
-copy (1.4 GB/s against 17), so blocks come from a small pool of `mmap`s with huge pages asked for, and go back to it when
-the last view of them dies.
+returned; the receiver copies from the socket's buffers into memory the value then owns. Fresh pages cost more than
+the copy (1.4 GB/s against 17), so blocks come from a small pool of `mmap`s with huge pages asked for, and go back to it
+when the last view of them dies.
 """
 
 import ctypes
@@ -114,7 +114,11 @@ class Inbound:
     __slots__ = ("_acked", "_on_complete", "_sizes", "received", "size", "src", "views")
 
     def __init__(
-        self, src: int, sizes: Sequence[int], pool: BlockPool, on_complete: Callable[[memoryview, list[memoryview]], None]
+        self,
+        src: int,
+        sizes: Sequence[int],
+        pool: BlockPool,
+        on_complete: Callable[[memoryview, list[memoryview]], None],
     ) -> None:
         """Expect ``sizes``: the pickle's length, then each buffer's."""
         self.src = src

@@ -5,7 +5,8 @@ handing it bytes in any split.
 
 - ``frame``: the fixed header an agent routes by.
 - ``message``: the small msgpack fields behind it.
-- ``payload``: Python values as pickle protocol 5 with their large buffers beside it; ``culprit`` names what does not pickle.
+- ``payload``: Python values as pickle protocol 5 with their large buffers beside it.
+- ``culprit``: which part of a value does not pickle.
 - ``tensor``: torch tensors as Arrow.
 - ``auth``: both ends prove that they hold the cluster's token before anything else is parsed.
 - ``link``: numbered frames and acknowledgements, so that a dropped connection can be resumed without loss.

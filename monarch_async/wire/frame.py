@@ -7,7 +7,7 @@
             8   u64  dst        proc address it goes to
            16   u64  src        proc address it comes from
            24   u64  target     actor id (CALL, CAST, CANCEL, CREDIT), call id (REPLY), transfer id (CHUNK)
-           32   u64  call       call id (CALL, CAST, CANCEL, CREDIT), rank of the replying member (REPLY), offset (CHUNK)
+           32   u64  call       call id (CALL, CAST, CANCEL, CREDIT), rank of who replies (REPLY), offset (CHUNK)
            40   control fields, then the payload
 
 Little-endian. Agents read the first 16 bytes of a frame and forward the rest as it is; they never decode a payload.

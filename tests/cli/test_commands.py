@@ -28,7 +28,7 @@ class Sleeper(ma.Actor):
 
     @ma.endpoint
     async def block(self, release: str) -> None:
-        while not os.path.exists(release):  # noqa: ASYNC240, the point is to block
+        while not os.path.exists(release):  # the point is to block
             pass
 
 
