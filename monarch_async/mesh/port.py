@@ -18,7 +18,8 @@ from monarch_async.errors import BadCall, Closed
 from monarch_async.ids import random_id64
 from monarch_async.runtime.answers import NOTHING
 from monarch_async.runtime.call import Call
-from monarch_async.runtime.report import pack_error
+from monarch_async.runtime.delivery import SEND
+from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router, active_router
 from monarch_async.wire.frame import CANCELLED, FAILED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
@@ -26,7 +27,7 @@ from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
 
 T = TypeVar("T")
 
-_SEND = CallFields("send")
+_SEND = CallFields(SEND)
 _SEND_CONTROL = pack_call_fields(_SEND)
 
 
@@ -78,9 +79,12 @@ class Receiver(Generic[T]):
             self._waiters.append(waiter)
             try:
                 await waiter
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+            except asyncio.CancelledError:
+                self._waiters.remove(waiter)
+                if self._values:
+                    self._wake()  # it may have been woken for a value, which is another's now
+                raise
+            self._waiters.remove(waiter)
         value = self._values.popleft()
         if self._values:
             self._wake()
@@ -100,6 +104,7 @@ class Receiver(Generic[T]):
     def close(self) -> None:
         """Take nothing more: waiting and later senders get Closed. Twice is fine."""
         self._is_closed = True
+        self._router.targets.pop(self.id, None)
         while self._waiting:
             src, call, _, _ = self._waiting.popleft()
             self._refuse(src, call)
@@ -114,7 +119,6 @@ class Receiver(Generic[T]):
         self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
-        self._router.targets.pop(self.id, None)
 
     # -- delivery.Target ---------------------------------------------------------------------------------------------
 
@@ -123,18 +127,21 @@ class Receiver(Generic[T]):
     ) -> None:
         """Take one value, or let it wait where the receiver is full."""
         assert flags & WANTS_REPLY
-        if self._is_closed:
-            self._refuse(src, call)
-            return
         self._waiting.append((src, call, skeleton, buffers))
         self._admit()
 
     def _admit(self) -> None:
         while self._waiting and len(self._values) < self._limit:
             src, call, skeleton, buffers = self._waiting.popleft()
-            self._values.append(loads(skeleton, buffers))  # type: ignore[arg-type]
-            self._router.reply(src, call, 0, 0, NOTHING)
-            self._wake()
+            try:
+                value: Any = loads(skeleton, buffers)
+            except Exception as error:
+                error.add_note("raised while unpickling a value sent to a port")
+                self._fail(src, call, pack_raised(error, 0, {}, "channel", "recv", self._router.name))
+            else:
+                self._values.append(value)
+                self._router.reply(src, call, 0, 0, NOTHING)
+                self._wake()
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -154,7 +161,10 @@ class Receiver(Generic[T]):
         """Ports are not streams."""
 
     def _refuse(self, src: int, call: int) -> None:
-        self._router.reply(src, call, 0, FAILED, Encoded(pack_error(Closed("the receiver of this channel")), []))
+        self._fail(src, call, pack_error(Closed("the receiver of this channel")))
+
+    def _fail(self, src: int, call: int, report: bytes) -> None:
+        self._router.reply(src, call, 0, FAILED, Encoded(report, []))
 
 
 def channel(limit: int = 1024) -> tuple[Port[Any], Receiver[Any]]:

@@ -37,6 +37,9 @@ class Target(Protocol):
         ...
 
 
+#: The endpoint name of a value sent to a port.
+SEND = "__send__"
+
 Missing = Callable[[int, int, int, int, CallFields, Buffer, Sequence[Buffer]], None]
 _Queue = deque[Callable[[], None] | Inbound]
 

@@ -25,6 +25,7 @@ from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
 from monarch_async.runtime.answers import NOTHING, SPAWN, Request
 from monarch_async.runtime.context import ProcInfo
+from monarch_async.runtime.delivery import SEND
 from monarch_async.runtime.instance import Instance, State
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import pack_error
@@ -66,7 +67,7 @@ class SpawnOrder:
 
 
 class Proc:
-    """This worker. ``router.on_other`` of kinds FAILURE and EXITED are left to `on_event`."""
+    """This worker. ``router.on_other`` of kinds FAILURE and EXITED are left to others."""
 
     def __init__(self, router: Router, info: ProcInfo, clock: Callable[[], float] = time.monotonic) -> None:
         """Take over what the router does not deliver itself. ``clock`` is the lease's (P2)."""
@@ -75,7 +76,11 @@ class Proc:
         self.producers: dict[tuple[int, int], Producer] = {}
         self.started_at = time.time()
         self.ended: asyncio.Future[int] = router.loop.create_future()
-        self.on_event: Callable[[int, int, int, int, bytes], None] = lambda *_: None
+        self.on_exit: Callable[[bytes], None] = lambda _: None
+        #: Of an actor that one of ours spawned: (its id, its rank, whether callers know, report).
+        self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
+        #: Ends what an actor has spawned.
+        self.release: Callable[[Instance], Awaitable[None]] = _nothing_to_release
         self.before_end: Callable[[], Awaitable[None]] | None = None
         self._watchdog = Watchdog(router.loop, router.config.block_warning, f"proc {info}")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,6 +114,8 @@ class Proc:
         """A call to something that is not here: the one that creates it, or one that comes too late."""
         if fields.endpoint == SPAWN:
             self._spawn(src, call, flags, target, skeleton, buffers)
+        elif fields.endpoint == SEND:
+            self.router.refuse_missing(src, call, flags, target, fields, skeleton, buffers)
         else:
             error = ActorDied(f"{target:016x}", self.info.host, f"proc {self.info} has no such actor")
             self.router.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
@@ -129,6 +136,8 @@ class Proc:
 
         async def start() -> None:
             report = await instance.start(lambda: loads(order.skeleton, buffers))  # type: ignore[return-value]
+            if instance.state is State.FAILED:
+                self._start_task(self.release(instance))
             kept = flags & (GATHERED | EAGER)
             if report is None:
                 self.router.reply(src, call, rank, kept, NOTHING)
@@ -137,11 +146,12 @@ class Proc:
 
         self._start_task(start())
 
-    def report_failure(self, owner: tuple[int, int], actor_id: int, rank: int, report: bytes) -> None:
-        """Tell the owner of an actor that it failed outside any call that could carry the error."""
-        proc, owner_actor = owner
+    def report_failure(self, failed: Instance, report: bytes, is_delivered: bool) -> None:
+        """Tell the owner of an actor that it failed. ``is_delivered``: calls of that owner bring it the error too."""
+        proc, owner_actor = failed.owner
+        about = msgpack.packb([failed.id, is_delivered])
         self.router.uplink(proc).send(
-            pack_frame(FAILURE, 0, proc, self.info.address, owner_actor, rank, msgpack.packb([actor_id]), report)
+            pack_frame(FAILURE, 0, proc, self.info.address, owner_actor, failed.rank, about, report)
         )
 
     def _start_task(self, work: Any) -> None:
@@ -163,10 +173,10 @@ class Proc:
         elif kind == LEASE:
             self._lease_at = self._clock()
         elif kind == FAILURE:
-            (actor_id,) = msgpack.unpackb(control)
-            self.on_event(kind, target, actor_id, call, payload)
+            actor_id, is_delivered = msgpack.unpackb(control)
+            self.on_failure(actor_id, call, is_delivered, payload)
         else:
-            self.on_event(kind, target, 0, call, payload)
+            self.on_exit(payload)
 
     def _control(self, src: int, call: int, operation: str, arguments: list[Any]) -> None:
         match operation:
@@ -247,6 +257,10 @@ class Proc:
             os._exit(71)
         self._was_overdue = is_overdue
         self.router.loop.call_later(1.0 if is_overdue else window / 4, self._check_lease)
+
+
+async def _nothing_to_release(instance: Instance) -> None:
+    pass
 
 
 def boot_time() -> float:

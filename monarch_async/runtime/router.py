@@ -16,16 +16,18 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from monarch_async.config import Config
 from monarch_async.errors import Backpressure, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
-from monarch_async.runtime.call import Pending, RemoteFuture
+from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
 from monarch_async.runtime.context import current_context
-from monarch_async.runtime.delivery import Delivery, of_stream
+from monarch_async.runtime.delivery import SEND, Delivery, of_stream
 from monarch_async.runtime.direct import DIRECT, PATIENCE, Direct
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.reader import Reader
+from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.transfer import BlockPool
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
@@ -37,6 +39,7 @@ from monarch_async.wire.frame import (
     CHUNKED,
     CONTROL,
     CREDIT,
+    EAGER,
     FAILED,
     GATHERED,
     HEADER,
@@ -90,6 +93,7 @@ class Router:
         self.pending: dict[int, Pending] = {}
         self.pool = BlockPool()
         self.delivery = Delivery(self.pool, Reader(self.loop), self._acknowledge)
+        self.delivery.on_missing = self.refuse_missing
         self.targets = self.delivery.targets
         self.is_closed = False
         self._uplinks: dict[int, Connection] = {}
@@ -102,7 +106,11 @@ class Router:
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
         self.on_down: Callable[[Connection, Exception | None], None] = lambda *_: None
-        self.on_unseen: Callable[[BaseException, str], None] = lambda error, what: log.error("%s: %s", what, error)
+        self.on_unseen: Callable[[Unseen], None] = lambda unseen: log.error("%s: %s", unseen.what, unseen.error)
+        #: Failed calls that somebody may still look at.
+        self.failed: WeakSet[RemoteFuture[Any]] = WeakSet()
+        #: Ids of the actors that did not come up, as calls to them have told their callers.
+        self.failed_starts: set[int] = set()
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -410,6 +418,13 @@ class Router:
         if waiting is not None and waiting.take_reply(src, flags, rank, skeleton, buffers):
             self.pending.pop(target, None)
 
+    def refuse_missing(
+        self, src: int, call: int, flags: int, target: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """A call to something that is not here, or no longer."""
+        error = Closed("the receiver of this channel" if fields.endpoint == SEND else f"actor {target:016x}", "it is gone")
+        self.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
+
     def _take_cancel(self, src: int, target: int, call: int) -> None:
         found = self.targets.get(target)
         if found is not None:
@@ -449,10 +464,25 @@ class Router:
         self.direct.lose(gone)
         return count
 
-    def report_unseen(self, error: BaseException, what: str) -> None:
-        """An exception nobody looked at."""
+    def note_failure(self, call: RemoteFuture[Any], error: BaseException) -> None:
+        """A call has failed; see `failed` and `failed_starts`."""
+        self.failed.add(call)
+        if not isinstance(call, Start) and tells_of_a_start(error):
+            self.failed_starts.add(call.actor)
+
+    def report_unseen(self, unseen: Unseen) -> None:
+        """Nobody has looked at an exception. May be called on any thread."""
+        if not self.is_closed and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._report_unseen, unseen)
+
+    def _report_unseen(self, unseen: Unseen) -> None:
         if not self.is_closed:
-            self.on_unseen(error, what)
+            self.on_unseen(unseen)
+
+    def report_all_unseen(self) -> None:
+        """Nobody will look any more: report the failures nobody has looked at."""
+        for call in list(self.failed):
+            call.report_if_unseen()
 
     def discard_stream(self, cancel: Callable[[], None]) -> None:
         """A stream's iterator was dropped, perhaps by the collector on another thread: cancel it from the loop."""
