@@ -92,7 +92,8 @@ class Controller:
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
         self.on_host_lost: Callable[[Host], None] = lambda _: None
-        self.on_failure: Callable[[int, int, int, bytes], None] = lambda *_: None
+        #: Of an actor that was spawned from here: (its id, its rank, whether callers know, report).
+        self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
         self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
         self.router.direct.is_here = self._is_here
@@ -161,8 +162,8 @@ class Controller:
             exit = Exit.unpack(payload)
             self.router.direct.when_drained(exit.address, lambda: self._exited(exit, target))
         elif kind == FAILURE:
-            (actor,) = msgpack.unpackb(control)
-            self.on_failure(target, actor, call, payload)
+            actor, is_delivered = msgpack.unpackb(control)
+            self.on_failure(actor, call, is_delivered, payload)
 
     def _exited(self, exit: Exit, owner_actor: int) -> None:
         count = lose(self.router, exit)

@@ -72,12 +72,11 @@ class Cluster:
         self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """End every proc (teardown hooks, TERM, KILL), wait until all is gone; raise a failure nobody handled."""
-        failure = self._scope.leave(error)
+        self._scope.leave()
         try:
             await self._close()
         finally:
-            if failure is not None:
-                raise failure from failure.__cause__
+            self._scope.raise_failure(error)
 
     async def _close(self) -> None:
         global _is_running

@@ -2,24 +2,37 @@
 
 There is one per process, in the client and in every worker. It knows the meshes spawned from here, so that the death of
 a proc finds the mesh and rank it was; who is told differs: in the client the scope, in a worker the actor that spawned.
+
+An *owner* is a `Scope` or an `Instance`. It is told of a failure of what it spawned; where it does not handle that it
+fails itself. When an owner ends, what it spawned ends with it.
 """
 
 import asyncio
-import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from monarch_async.control.controller import Host, ProcIds, Requests
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed
+from monarch_async.errors import Closed, Lost, MeshError
 from monarch_async.ids import host_of
+from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.report import load_report
 from monarch_async.runtime.router import Router, activate
 
 if TYPE_CHECKING:
     from monarch_async.mesh.actor_mesh import ActorGroup
     from monarch_async.mesh.proc_mesh import Allocation
+
+
+class Outcome:
+    """What became of a failure: whether callers carry it, and whether somebody handled it (None: not decided yet)."""
+
+    __slots__ = ("is_delivered", "is_handled")
+
+    def __init__(self, is_delivered: bool) -> None:
+        self.is_delivered = is_delivered
+        self.is_handled: bool | None = None
 
 
 class Domain:
@@ -32,9 +45,11 @@ class Domain:
         self.requests = Requests(router)
         self.proc_ids = ProcIds()
         self.allocations: dict[int, Allocation] = {}  #: by proc address
-        self.groups: weakref.WeakValueDictionary[int, ActorGroup] = weakref.WeakValueDictionary()
+        self.groups: dict[int, ActorGroup] = {}  #: by actor id
         self.lost_hosts: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._deaths: dict[tuple[object, ...], Outcome] = {}  # by the facts of the death
+        router.on_unseen = self.unseen
 
     # -- what differs ----------------------------------------------------------------------------------------------
 
@@ -46,8 +61,20 @@ class Domain:
         """Return who is told about failures of what is spawned now."""
         raise NotImplementedError
 
-    def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
-        """Tell ``owner``; ``is_delivered``: pending calls have carried the error to somebody already (V2)."""
+    def may_handle(self, owner: object) -> bool:
+        """Return whether there is anybody to ask before ``owner`` fails."""
+        raise NotImplementedError
+
+    async def handle(self, owner: object, failure: Failure) -> bool:
+        """Ask ``owner``; return whether it has handled the failure. What this raises is no handling, and a cause."""
+        raise NotImplementedError
+
+    def fail(self, owner: object, failure: Failure, raised: Exception | None = None) -> None:
+        """Nobody handled it: ``owner`` fails. ``raised``: by who was asked, while it handled the failure."""
+        raise NotImplementedError
+
+    def fail_caller(self, unseen: Unseen) -> None:
+        """A call of actors that were not spawned from here failed and nobody looked: who called fails."""
         raise NotImplementedError
 
     # -- what is the same ------------------------------------------------------------------------------------------
@@ -66,6 +93,49 @@ class Domain:
             task.cancel()
         if mine:
             await asyncio.wait(mine)
+
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
+        """Tell ``owner``; ``is_delivered``: pending calls have carried the error to somebody already (V2)."""
+        outcome = Outcome(is_delivered)
+        if isinstance(failure.error, Lost):
+            self._deaths[failure.error.args] = outcome
+        if self.may_handle(owner):
+            self.start_task(self._ask(owner, failure, outcome))
+        else:
+            self._settle(owner, failure, outcome, False)
+
+    async def _ask(self, owner: object, failure: Failure, outcome: Outcome) -> None:
+        try:
+            is_handled = bool(await self.handle(owner, failure))
+        except Exception as raised:
+            raised.__cause__ = raised.__cause__ or (failure.error if raised is not failure.error else None)
+            outcome.is_handled = True  # what is shown from now on is what was raised
+            self.fail(owner, failure, raised)
+        else:
+            self._settle(owner, failure, outcome, is_handled)
+
+    def _settle(self, owner: object, failure: Failure, outcome: Outcome, is_handled: bool) -> None:
+        outcome.is_handled = is_handled
+        if not is_handled and not outcome.is_delivered:
+            self.fail(owner, failure)
+
+    def unseen(self, unseen: Unseen) -> None:
+        """A call failed and nobody looked. A death is its owner's business; it is open again where that declines."""
+        error = unseen.error
+        group = self.groups.get(unseen.actor)
+        outcome = self._deaths.get(error.args) if isinstance(error, Lost) else None
+        if outcome is not None and outcome.is_handled is None:
+            outcome.is_delivered = False
+        elif outcome is not None and outcome.is_handled:
+            return
+        elif group is None or not isinstance(error, Exception):
+            self.fail_caller(unseen)
+        elif outcome is None:
+            self.tell(group.owner, Failure(error, group.mesh, _rank_of(error)), False)
+        else:
+            self.fail(group.owner, Failure(error, group.mesh, _rank_of(error)))
 
     def exited(self, exit: Exit, is_delivered: bool) -> None:
         """A proc or a host has ended: tell the owners of what was there."""
@@ -94,11 +164,26 @@ class Domain:
             if is_there and address not in self.allocations and exit.was_up:
                 self.tell(group.owner, Failure(exit.as_error(), group.mesh, rank), is_delivered)
 
-    def failed(self, actor_id: int, rank: int, report: bytes) -> None:
-        """An actor spawned from here failed outside any call that could carry the error."""
+    def failed(self, actor_id: int, rank: int, is_delivered: bool, report: bytes) -> None:
+        """An actor spawned from here failed outside any call; ``is_delivered``: calls that wait for it are told too."""
         group = self.groups.get(actor_id)
         if group is not None:
-            self.tell(group.owner, Failure(load_report(report), group.mesh, rank), False)
+            self.tell(group.owner, Failure(load_report(report), group.mesh, rank), is_delivered)
+
+    async def end(self, owner: object, reason: str) -> None:
+        """End what ``owner`` has spawned, as it ends itself. Waits until all is gone."""
+        allocations = {id(a): a for a in self.allocations.values() if a.owner is owner}
+        groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
+        stops = [group.stop(group.members) for group in groups]
+        stops += [allocation.stop(allocation.addresses, reason) for allocation in allocations.values()]
+        await asyncio.gather(*stops, return_exceptions=True)  # where a host is gone, so is what was there
+
+
+def _rank_of(error: BaseException) -> int:
+    if isinstance(error, MeshError):
+        return next(iter(error.by_rank))
+    rank = getattr(error, "rank", 0)
+    return rank if isinstance(rank, int) else 0
 
 
 _domain: Domain | None = None
@@ -109,6 +194,11 @@ def activate_domain(domain: Domain | None) -> None:
     global _domain
     _domain = domain
     activate(domain.router if domain is not None else None)
+
+
+def find_domain() -> Domain | None:
+    """Return this process's domain, if there is one."""
+    return _domain
 
 
 def active_domain() -> Domain:

@@ -10,24 +10,33 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 
 from monarch_async.control.supervision import Budget, Failure, Policy, escalate, restarting
+from monarch_async.mesh.domain import find_domain
 
 _scope: ContextVar["Scope | None"] = ContextVar("monarch_async_scope", default=None)
 
 
 class Scope:
-    """One block, its policy, and the scope around it."""
+    """One block, its policy, and the scope around it.
+
+    S1. A failure nobody handles cancels the body, once; the first is the one the block raises.
+    S2. It replaces what the body ends with afterwards, which becomes its context; not a KeyboardInterrupt or the like.
+    S3. A block that has been left asks no policy and cancels nothing: what still belongs to it is its parent's.
+    """
 
     def __init__(self, policy: Policy = escalate) -> None:
         """``policy`` is asked first about failures of what is spawned inside."""
         self.policy = policy
         self.parent: Scope | None = None
         self.failure: BaseException | None = None
+        self.is_left = False
+        self._has_failed_inside = False
         self._task: asyncio.Task[object] | None = None
         self._token: Token[Scope | None] | None = None
 
     async def __aenter__(self) -> "Scope":
         """Begin: what this task spawns from now on belongs here."""
-        self.parent = _scope.get()
+        self.parent = current_scope()
+        self.is_left = False
         self._token = _scope.set(self)
         self._task = asyncio.current_task()
         return self
@@ -35,60 +44,80 @@ class Scope:
     async def __aexit__(
         self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """End; raises the failure that ended the body, unless the body already ended with an error of its own."""
-        failure = self.leave(error)
-        if failure is not None:
-            raise failure from failure.__cause__
+        """End what was spawned inside; raise the failure that ended the body."""
+        self.leave()
+        try:
+            domain = find_domain()
+            if domain is not None:
+                await domain.end(self, "the block that spawned it has ended")
+        finally:
+            self.raise_failure(error)
 
-    def leave(self, error: BaseException | None) -> BaseException | None:
-        """End: no failure cancels the task any more. Return the one to raise in place of ``error``, if any."""
+    def leave(self) -> None:
+        """The body has ended: no failure cancels the task any more."""
+        self.is_left = True
+        self._has_failed_inside = self.failure is not None
         task, self._task = self._task, None
         if self._token is not None:
             try:
                 _scope.reset(self._token)
             except ValueError:  # left in another context than entered (an async generator, a notebook)
                 _scope.set(self.parent)
-        if self.failure is None or task is None:
-            return None
-        was_cancelled_by_us = task.uncancel() == 0
-        if error is None or (isinstance(error, asyncio.CancelledError) and was_cancelled_by_us):
-            return self.failure
-        return None
+        if self.failure is not None and task is not None:
+            task.uncancel()
+
+    def raise_failure(self, error: BaseException | None) -> None:
+        """Raise the failure, if there is one; ``error`` is what the body ended with (S2)."""
+        failure = self.failure
+        if failure is None or failure is error:
+            return
+        if error is None or isinstance(error, asyncio.CancelledError):
+            raise failure from failure.__cause__
+        if isinstance(error, Exception) and self._has_failed_inside:
+            raise failure
 
     def fail(self, error: BaseException) -> None:
         """Nobody handled ``error``: cancel the body. Only the first counts (V3)."""
-        if self.failure is None:
+        if self.is_left and self.parent is not None:
+            self.parent.fail(error)
+        elif self.failure is None:
             self.failure = error
             if self._task is not None:
                 self._task.cancel()
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether this block or one around it handles failures."""
+        mine = not self.is_left and self.policy is not escalate
+        return mine or (self.parent is not None and self.parent.has_policy)
+
     async def handle(self, failure: Failure) -> bool:
-        """V1: ask the policies from here outwards. A policy that raises has not handled it."""
+        """V1: ask the policies from here outwards. What a policy raises is raised."""
         scope: Scope | None = self
         while scope is not None:
             try:
-                if await scope.policy(failure):
+                if not scope.is_left and await scope.policy(failure):
                     return True
             except Exception as error:
                 error.add_note(f"raised by a supervision policy while it handled: {failure}")
-                if error.__cause__ is None and error is not failure.error:
-                    error.__cause__ = failure.error
-                self.fail(error)
-                return True
+                raise
             scope = scope.parent
         return False
 
 
 def current_scope() -> Scope | None:
-    """Return the innermost scope of this task."""
-    return _scope.get()
+    """Return the innermost scope of this task that has not been left."""
+    scope = _scope.get()
+    while scope is not None and scope.is_left:
+        scope = scope.parent
+    return scope
 
 
 def supervise(policy: Policy) -> Scope:
-    """Return an ``async with`` block whose ``policy`` is asked about failures of what is spawned inside.
+    """Return an ``async with`` block that owns what is spawned inside; ``policy`` is asked about failures of that.
 
     The policy is any ``async def policy(failure) -> bool``: true means handled. A failure that no policy handles
-    cancels the block's body and the block raises it.
+    cancels the block's body and the block raises it. What was spawned inside ends with the block.
 
     Raises TypeError where ``policy`` cannot be called.
     """

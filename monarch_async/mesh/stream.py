@@ -117,7 +117,7 @@ class Source(Generic[T]):
 
 
 class ItemSource(Source[T]):
-    """The items of one member's async generator. Bounded by the credit it gives: the generator waits for its consumer."""
+    """The items of one member's async generator, bounded by the credit it gives: the generator waits for its consumer."""
 
     is_carrier = True
 
@@ -192,7 +192,12 @@ class ItemSource(Source[T]):
 
     def _cancel(self) -> None:
         path = self._path
-        if not self._ended.done() and not self._router.is_closed:
+        if self._ended.done() or self._router.is_closed:
+            return
+        if self._router.withdraw(path, self.id):  # never sent: nothing runs that would acknowledge
+            self._router.pending.pop(self.id, None)
+            self.lose(lambda _: True, Closed(self._what))
+        else:
             path.connection.send(pack_frame(CANCEL, 0, path.dst, self._router.address, path.actor, self.id))
 
     async def aclose(self) -> None:

@@ -15,12 +15,12 @@ from monarch_async.control.worker import Exit
 from monarch_async.errors import ActorDied
 from monarch_async.ids import host_of
 from monarch_async.mesh.domain import Domain, activate_domain
-from monarch_async.runtime.context import current_context
-from monarch_async.runtime.instance import Instance, State
+from monarch_async.runtime.call import Unseen
+from monarch_async.runtime.context import current_context, enter_hook
+from monarch_async.runtime.instance import Instance
 from monarch_async.runtime.loop import run_loop
 from monarch_async.runtime.proc import Proc, serve
-from monarch_async.runtime.report import format_traceback, pack_error
-from monarch_async.wire.frame import EXITED, FAILURE
+from monarch_async.runtime.report import describe, format_traceback
 
 
 class WorkerDomain(Domain):
@@ -31,10 +31,11 @@ class WorkerDomain(Domain):
         super().__init__(proc.router, [Host(host_of(proc.info.address), proc.info.host, "")])
         self._proc = proc
         self.root = spec["root"]
-        proc.on_event = self._take
+        proc.on_exit = self._take_exit
+        proc.on_failure = self.failed
+        proc.release = self._release
         proc.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
         proc.router.direct.is_here = lambda host: host == host_of(proc.info.address)
-        proc.router.on_unseen = self._unseen
         proc.before_end = self._end
 
     def owner_actor(self) -> int:
@@ -47,42 +48,44 @@ class WorkerDomain(Domain):
         context = current_context()
         return context.instance if context is not None else None
 
-    def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
-        """Ask the owner's ``__supervise__``; without it, or where it does not handle it, the owner fails."""
-        if isinstance(owner, Instance) and owner.state is State.RUNNING:
-            self.start_task(self._supervise(owner, failure, is_delivered))
+    def may_handle(self, owner: object) -> bool:
+        """Whether the actor has a ``__supervise__``."""
+        return isinstance(owner, Instance) and hasattr(owner.actor, "__supervise__")
 
-    async def _supervise(self, owner: Instance, failure: Failure, is_delivered: bool) -> None:
-        hook = getattr(owner.actor, "__supervise__", None)
-        error: BaseException = failure.error
-        if hook is not None:
-            try:
-                if await hook(failure):
-                    return
-            except Exception as raised:
-                raised.__cause__ = raised.__cause__ or failure.error
-                error = raised
-        elif is_delivered:
-            return  # an endpoint of the owner has it as an exception: what it does with it decides
-        member = f"{failure.mesh.name}[{failure.rank}]"
-        reason = f"{member}, which it spawned, failed, and it did not handle that: {failure.error}"
-        trace = "" if error is failure.error else format_traceback(error)
-        died = ActorDied(owner.label, self._proc.info.host, reason, trace)
-        self._proc.report_failure(owner.owner, owner.id, owner.rank, pack_error(died))
-        await owner.stop(reason)
+    async def handle(self, owner: object, failure: Failure) -> bool:
+        """Ask the actor's ``__supervise__``, with the actor as context: what that spawns is its own."""
+        assert isinstance(owner, Instance)
+        enter_hook(owner, "__supervise__")
+        return await owner.actor.__supervise__(failure)  # type: ignore[attr-defined]
 
-    def _unseen(self, error: BaseException, what: str) -> None:
-        """A call made here failed and nobody looked: it is the failure of the actor that made it, if that is known."""
-        self.router.loop.call_exception_handler(
-            {"message": f"{what} failed and nobody looked at its result", "exception": error}
-        )
+    def fail(self, owner: object, failure: Failure, raised: Exception | None = None) -> None:
+        """The actor that spawned it fails, and with it what else it spawned."""
+        what = f"{failure.mesh.name}[{failure.rank}], which it spawned, failed"
+        if raised is None:
+            self._fail_actor(owner, f"{what}, and it did not handle that: {describe(failure.error)}", failure.error)
+        else:
+            self._fail_actor(owner, f"{what}, and its __supervise__ raised {describe(raised)}", raised)
 
-    def _take(self, kind: int, owner_actor: int, actor_id: int, rank: int, payload: bytes) -> None:
-        if kind == EXITED:
-            exit = Exit.unpack(payload)
-            self.router.direct.when_drained(exit.address, lambda: self.exited(exit, lose(self.router, exit) > 0))
-        elif kind == FAILURE:
-            self.failed(actor_id, rank, payload)
+    def fail_caller(self, unseen: Unseen) -> None:
+        """The actor that made the call fails."""
+        owner = unseen.caller.instance if unseen.caller is not None else None
+        reason = f"its call of {unseen.what} failed, and it did not look at that: {describe(unseen.error)}"
+        self._fail_actor(owner, reason, unseen.error)
+
+    def _fail_actor(self, owner: object, reason: str, cause: BaseException) -> None:
+        if isinstance(owner, Instance):
+            trace = format_traceback(cause) if cause.__traceback__ is not None else ""
+            died = ActorDied(owner.label, self._proc.info.host, reason, trace)
+            self.start_task(owner.fail(died, cause))
+        else:  # spawned or called by no actor: by a module, or in a thread
+            self.router.loop.call_exception_handler({"message": reason, "exception": cause})
+
+    def _take_exit(self, payload: bytes) -> None:
+        exit = Exit.unpack(payload)
+        self.router.direct.when_drained(exit.address, lambda: self.exited(exit, lose(self.router, exit) > 0))
+
+    async def _release(self, instance: Instance) -> None:
+        await self.end(instance, f"{instance.label}, which spawned it, has ended")
 
     async def _end(self) -> None:
         """End the procs that actors of this one spawned."""

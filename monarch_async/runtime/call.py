@@ -99,7 +99,8 @@ class RemoteFuture(asyncio.Future[T]):
         self.set_exception(error)
         self.router.note_failure(self, error)
         if not self._callbacks:  # type: ignore[attr-defined]
-            self.router.loop.call_later(UNSEEN, _check_seen, weakref.ref(self))
+            reference: weakref.ref[RemoteFuture[Any]] = weakref.ref(self)
+            self.router.loop.call_later(UNSEEN, _check_seen, reference)
 
     def waits_for(self) -> "Sequence[Path]":
         """The members that have not answered yet."""

@@ -111,6 +111,11 @@ def current_context() -> Context | None:
     return _current.get()
 
 
+def enter_hook(instance: "Instance", name: str) -> None:
+    """Make the hook ``name`` of ``instance`` what runs in this task from now on."""
+    _current.set(Context(instance, name, instance.owner[0], 0, None))
+
+
 class ActorLog(logging.LoggerAdapter[logging.Logger]):
     """Says with every record which actor on which host it comes from."""
 

@@ -35,7 +35,7 @@ from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, interface_of, never_waits
 from monarch_async.runtime.actor_thread import ActorThread
 from monarch_async.runtime.answers import SPAWN, Answers, Request
-from monarch_async.runtime.context import ActorLog, Context, _current
+from monarch_async.runtime.context import ActorLog, Context, _current, enter_hook
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import describe, format_traceback, pack_error
 from monarch_async.wire.frame import WANTS_REPLY
@@ -82,7 +82,7 @@ class Instance:
             self.label,
             proc.info.host,
             extent.point(rank),
-            lambda report: proc.report_failure(owner, actor_id, rank, report),
+            lambda report: proc.report_failure(self, report, False),
         )
 
     @cached_property
@@ -94,7 +94,7 @@ class Instance:
 
     async def start(self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]) -> bytes | None:
         """Construct the actor and run ``setup``; return None, or the report of what failed."""
-        _current.set(Context(self, "__init__", self.owner[0], 0, None))
+        enter_hook(self, "__init__")
         self._starting = asyncio.current_task()
         try:
             cls, args, kwargs = self._recipe(make)
@@ -161,14 +161,18 @@ class Instance:
         return report
 
     async def stop(self, reason: str) -> None:
-        """Cancel what runs, refuse what waits, run ``teardown``. Stopping twice is fine."""
+        """Cancel what runs, refuse what waits, run ``teardown``, end what it spawned. Stopping twice is fine.
+
+        ``reason`` is what callers are told; empty where the failure to tell them is set already.
+        """
         if self.state is State.STOPPED:
             return
         had_actor = self.state is State.RUNNING
         if self.state is State.STARTING and self._starting is not None:
             self._starting.cancel()
         self.state = State.STOPPED
-        self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
+        if reason:
+            self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
         for request in self.mailbox:
             self.answers.refused(request, self._failure)
         self.mailbox.clear()
@@ -180,7 +184,7 @@ class Instance:
         try:
             teardown = getattr(self.actor, "teardown", None) if had_actor else None
             if teardown is not None and "teardown" not in self._methods:
-                _current.set(Context(self, "teardown", self.owner[0], 0, None))
+                enter_hook(self, "teardown")
                 await _maybe_await(teardown())
         except Exception:
             self.logger.exception("teardown raised")
@@ -190,6 +194,18 @@ class Instance:
             for key, request in list(self.running.items()):
                 del self.running[key]
                 self.answers.failed(request, self._failure)
+            await self.proc.release(self)
+
+    async def fail(self, died: ActorDied, cause: BaseException) -> None:
+        """End by a failure of its own, outside of any endpoint: tell its owner and all callers, then stop."""
+        if self.state is State.STOPPED:
+            return
+        self._failure = pack_error(died, cause)
+        owner = self.owner[0]
+        waiting = [*self.mailbox, *self.running.values()]
+        is_delivered = any(request.src == owner and request.flags & WANTS_REPLY for request in waiting)
+        self.proc.report_failure(self, self._failure, is_delivered)
+        await self.stop("")
 
     # -- calls in --------------------------------------------------------------------------------------------------
 
@@ -371,7 +387,8 @@ class Instance:
         request.is_cancelled = True
         if request.task is not None:
             request.task.cancel()
-            if inspect.getcoroutinestate(request.task.get_coro()) == inspect.CORO_CREATED:  # it will never see that
+            state = inspect.getcoroutinestate(request.task.get_coro())  # type: ignore[arg-type]
+            if state == inspect.CORO_CREATED:  # it will never see that
                 self._end(request)
                 self.answers.cancelled(request)
         elif self._thread is not None and self._thread.withdraw(request):

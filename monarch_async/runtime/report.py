@@ -54,7 +54,7 @@ def _text(error: BaseException) -> str:
     return text
 
 
-def load_report(data: bytes | memoryview) -> Exception:
+def load_report(data: bytes | bytearray | memoryview) -> Exception:
     """Return the exception a report stands for."""
     kind, *facts = msgpack.unpackb(data)
     if kind == _ERROR:
