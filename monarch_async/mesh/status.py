@@ -117,8 +117,8 @@ def _proc_name(proc: Mapping[str, Any]) -> str:
 def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
     clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
-    facts = [answer[key] for key in ("name", "url", "pid", "load", "cpus")]
-    return HostStatus(*facts, tuple(clients), tuple(_proc(proc, names) for proc in procs))
+    facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
+    return HostStatus(clients=tuple(clients), procs=tuple(_proc(proc, names) for proc in procs), **facts)
 
 
 def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:

@@ -118,7 +118,7 @@ class StreamMark(EndpointMark[P, R]):
         @overload
         def __get__(self, instance: object, owner: type) -> "StreamEndpoint[P, R]": ...
 
-        def __get__(self, instance: object, owner: type) -> Any: ...
+        def __get__(self, instance: object, owner: type) -> Any: ...  # type: ignore[override]
 
 
 @overload
