@@ -19,6 +19,7 @@ from monarch_async.ids import address, format_address
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,14 @@ def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:
 _STYLES = {"blocked": "bold red", "failed": "bold red", "starting": "yellow"}
 
 
-def _headline(host: HostStatus) -> str:
+def _headline(host: HostStatus) -> "Text":
+    from rich.text import Text
+
     clients = [client.name + ("" if client.is_connected else " (disconnected)") for client in host.clients]
-    return (
-        f"[bold]{host.name}[/]  {host.url}  pid {host.pid}\n"
-        f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}"
+    return Text.assemble(
+        (host.name, "bold"),
+        f"  {host.url}  pid {host.pid}\n",
+        f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}",
     )
 
 

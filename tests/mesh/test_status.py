@@ -1,0 +1,68 @@
+"""The status of hosts: parsed from what agents answer, and shown within 80 columns."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from monarch_async.mesh.status import CallStatus, ClientStatus, Status, parse_status
+
+
+def answer(name: str, procs: list[dict[str, Any]], guests: list[list[Any]] | None = None) -> dict[str, Any]:
+    url = f"tcp://{name}:7700"
+    return {"name": name, "url": url, "pid": 7, "load": 0.26, "cpus": 2, "guests": guests or [], "procs": procs}
+
+
+def proc(mesh: str, rank: int, address: int, *running: list[Any], state: str = "up") -> dict[str, Any]:
+    actors = [{"name": f"{mesh}[{rank}]", "state": "running", "queued": 3, "running": list(running)}] if running else []
+    facts = {"mesh": mesh, "rank": rank, "address": address, "pid": 40 + rank, "state": state, "rss": 31_400_000}
+    return {**facts, "actors": actors}
+
+
+def shown(status: Status) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=80).print(status)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_callers_are_named_across_hosts() -> None:
+    me = ["me", "client", True, 5]
+    alpha = answer("alpha", [proc("buffers", 0, 10, ["put", 0.5, 21, ""], ["get", 2.0, 5, ""])], [me])
+    beta = answer("beta", [proc("players", 1, 21, ["play", 9.0, 10, "buffers[0].put"], ["play", 1.0, 0xAB, ""])])
+    status = parse_status([alpha, beta])
+    (first,), (second,) = (host.procs[0].actors for host in status.hosts)
+    assert first.calls == (CallStatus("get", 2.0, "me"), CallStatus("put", 0.5, "players[1]"))  # the oldest first
+    assert second.calls == (CallStatus("play", 9.0, "buffers[0].put"), CallStatus("play", 1.0, "00000000:000000ab"))
+
+
+def test_procs_come_in_order_and_only_clients_are_shown() -> None:
+    others = [["beta", "agent", True, 7], ["status", "observer", True, 8]]
+    guests = [["me", "client", True, 5], ["you", "client", False, 6], *others]
+    (host,) = parse_status([answer("alpha", [proc("b", 10, 3), proc("b", 9, 2), proc("a", 0, 1)], guests)]).hosts
+    assert [p.name for p in host.procs] == ["a[0]", "b[9]", "b[10]"]
+    assert host.clients == (ClientStatus("me", True), ClientStatus("you", False))
+
+
+def test_the_table_fits_80_columns() -> None:
+    long = proc("generators", 127, 1, ["rollout", 31.0, 9, "controllers[0].improve_the_policy"])
+    lines = shown(parse_status([answer("alpha", [long, proc("stuck", 0, 2, state="blocked")]), answer("beta", [])]))
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "alpha  tcp://alpha:7700  pid 7"
+    assert lines[1] == "load 0.3 on 2 cpus  clients: none"
+    assert [line.split() for line in lines if line.startswith("stuck")] == [["stuck[0]", "blocked", "40", "31", "MB"]]
+    assert any(line.split()[:3] == ["rollout", "31", "s"] for line in lines if line)
+    assert "no procs" in lines
+
+
+def test_names_are_text_and_not_markup() -> None:
+    lines = shown(parse_status([answer("[red]alpha", [proc("[bold]", 0, 1)], [["[i]me", "client", True, 5]])]))
+    assert lines[0].startswith("[red]alpha ")
+    assert lines[1].endswith("[i]me")
+    assert any(line.startswith("[bold][0]") for line in lines)
+
+
+def test_as_text_it_is_the_same_table() -> None:
+    status = parse_status([answer("alpha", [proc("procs", 0, 1, ["step", 0.0, 9, "x"])])])
+    assert str(status).splitlines()[0] == "alpha  tcp://alpha:7700  pid 7"
+    assert "    step" in str(status)
+    assert all(line == line.rstrip() for line in str(status).splitlines())
