@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_async.errors import BadCall, Closed, NotAnEndpoint
 from monarch_async.ids import agent_of, proc_of, random_id64
-from monarch_async.mesh.domain import Domain, active_domain
+from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.endpoint import Endpoint, StreamEndpoint
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.sliced import Sliced
@@ -211,8 +211,9 @@ class ActorMesh(Sliced):
 
     def _find_group(self) -> ActorGroup | None:
         """The group, in the process that spawned it; also for a copy that has come back there."""
-        if self._group is None:
-            self._group = active_domain().groups.get(self._actor_id)
+        domain = find_domain()
+        if self._group is None and domain is not None:
+            self._group = domain.groups.get(self._actor_id)
         return self._group
 
 

@@ -202,7 +202,8 @@ def find_domain() -> Domain | None:
 
 
 def active_domain() -> Domain:
-    """Return this process's domain. Raises `Closed` where there is none."""
+    """Return this process's domain. Raises `Closed` where there is none, BadCall on a thread other than its loop's."""
     if _domain is None:
         raise Closed("this program", "it is not inside `async with ma.local_hosts()` or `ma.attach(...)`")
+    _domain.router.check_thread()
     return _domain

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from monarch_async.control.controller import Host
 from monarch_async.errors import BadCall, Closed, ExtentError, HostLost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
-from monarch_async.mesh.domain import Domain, active_domain
+from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.ranks import Extent, Point, Region
 from monarch_async.runtime.call import Unseen
@@ -205,8 +205,9 @@ class ProcMesh(Sliced):
     @property
     def allocation(self) -> Allocation | None:
         """The allocation, in the process that spawned it; also for a copy that has come back there."""
-        if self._allocation is None:
-            self._allocation = active_domain().allocations.get(self._addresses[0])
+        domain = find_domain()
+        if self._allocation is None and domain is not None:
+            self._allocation = domain.allocations.get(self._addresses[0])
         return self._allocation
 
     @property

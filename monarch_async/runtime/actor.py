@@ -142,8 +142,14 @@ def endpoint(function: Callable[..., Any]) -> Any:
 
 #: Names a mesh has itself: an endpoint of that name could not be reached.
 RESERVED = frozenset(
-    "extent size axes name points slice flatten split rename at rank region interface stop restart call call_one "
-    "choose stream stream_one broadcast options members item".split()
+    # fmt: off
+    (
+        "extent", "size", "name", "region", "interface", "identity", "cast", "label", "points", "slice", "flatten",
+        "split", "rename", "at", "seen_through", "require_one", "stop", "restart", "call", "call_one", "choose",
+        "stream", "stream_one", "broadcast", "options", "_actor_id", "_members", "_max_concurrency", "_group", "_ready",
+        "_owned", "_find_group",
+    )
+    # fmt: on
 )
 
 
@@ -163,7 +169,7 @@ class Actor:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Find clashes when the class is defined, not when it is called."""
         super().__init_subclass__(**kwargs)
-        for name, value in vars(cls).items():
+        for name, value in [item for base in cls.__mro__ for item in vars(base).items()]:  # of mixins too
             if isinstance(value, EndpointMark) and (name in RESERVED or name.startswith("__")):
                 raise BadEndpoint(
                     f"endpoint {cls.__name__}.{name}", f"every mesh has {name!r} itself: give it another name"

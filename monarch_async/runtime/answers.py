@@ -7,6 +7,7 @@ from monarch_async.errors import PicklingError
 from monarch_async.ranks import Point
 from monarch_async.runtime.actor import Style
 from monarch_async.runtime.context import Context
+from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router
 from monarch_async.transport.connection import Connection
@@ -103,10 +104,17 @@ class Answers:
                 return
             self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
 
-    def encoded(self, request: Request, encoded: Encoded) -> None:
-        """The endpoint has returned, and its result is pickled."""
-        if request.flags & WANTS_REPLY:
-            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
+    def prepare(self, request: Request, value: object) -> Encoded | Parcel:
+        """Pickle a result that is sent later: the next call may change it as soon as this has returned."""
+        encoded = self.encode(request, value)
+        return self._router.outgoing.parcel(encoded) if encoded.buffers else encoded
+
+    def prepared(self, request: Request, ready: Encoded | Parcel) -> None:
+        """The endpoint has returned, and its result is ready."""
+        if not request.flags & WANTS_REPLY:
+            return
+        reply = self._router.reply_parcel if isinstance(ready, Parcel) else self._router.reply
+        reply(request.src, request.call, self._rank, request.flags & _KEPT, ready, request.via)  # type: ignore[arg-type]
 
     def item(self, request: Request, item: object) -> int:
         """A generator has yielded; return the size sent."""

@@ -36,6 +36,7 @@ from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, i
 from monarch_async.runtime.actor_thread import ActorThread
 from monarch_async.runtime.answers import SPAWN, Answers, Request
 from monarch_async.runtime.context import ActorLog, Context, _current, enter_hook
+from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import describe, format_traceback, pack_error
 from monarch_async.wire.frame import WANTS_REPLY
@@ -324,15 +325,15 @@ class Instance:
         _current.set(request.context)
         try:
             args, kwargs = self._arguments(request)
-            encoded = self.answers.encode(request, method(*args, **kwargs))
+            ready = self.answers.prepare(request, method(*args, **kwargs))
         except BaseException as caught:
             error = caught
             return lambda: self._raised(request, error)
-        return lambda: self._thread_done(request, encoded)
+        return lambda: self._thread_done(request, ready)
 
-    def _thread_done(self, request: Request, encoded: Encoded) -> None:
+    def _thread_done(self, request: Request, ready: Encoded | Parcel) -> None:
         if self._end(request):
-            self.answers.encoded(request, encoded)
+            self.answers.prepared(request, ready)
 
     def _arguments(self, request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
         skeleton, buffers = request.skeleton, request.buffers

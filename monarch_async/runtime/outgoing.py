@@ -22,7 +22,10 @@ Fields = CallFields | ReplyFields
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A payload ready to be sent, to one receiver or several: the pickle and the buffers; large ones are copies."""
+    """A payload ready to be sent, to one receiver or several: a copy, so that its values may change meanwhile.
+
+    ``parts``: the pickle and the buffers (``sizes``), joined where they are small.
+    """
 
     parts: Sequence[memoryview]
     sizes: list[int]
@@ -42,13 +45,14 @@ class Outgoing:
         self._far: set[int] = set()  # hosts whose receivers cannot read here
 
     def parcel(self, encoded: Encoded) -> Parcel:
-        """Make a payload ready to be sent."""
+        """Make a payload ready to be sent. Copies it. May be called on any thread."""
         skeleton, buffers = encoded
         sizes = [len(skeleton), *map(len, buffers)]
         size = sum(sizes)
-        is_large = size > self._config.large
         parts = [memoryview(skeleton), *buffers]
-        return Parcel([self._copy(part) for part in parts] if is_large else parts, sizes, size, is_large)
+        if size > self._config.large:
+            return Parcel([self._copy(part) for part in parts], sizes, size, True)
+        return Parcel([memoryview(b"".join(parts))], sizes, size, False)
 
     def _copy(self, part: memoryview) -> memoryview:
         copy = self._pool.take(len(part))
@@ -69,8 +73,7 @@ class Outgoing:
         """Return how to send a message with buffers."""
         if not parcel.is_large:
             control = _pack_fields(fields._replace(sizes=parcel.sizes))
-            payload = b"".join(parcel.parts)
-            frame = pack_frame(kind, flags | BUFFERS, dst, self._address, target, call, control, payload)
+            frame = pack_frame(kind, flags | BUFFERS, dst, self._address, target, call, control, parcel.parts[0])
             return lambda: connection.send(frame)
         transfer = next(self._ids)
         memory = self._memory(dst, parcel)

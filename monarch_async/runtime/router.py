@@ -15,11 +15,12 @@ import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from threading import current_thread, get_ident
 from typing import Any
 from weakref import WeakSet
 
 from monarch_async.config import Config
-from monarch_async.errors import Backpressure, BadFrame, Closed, Lost
+from monarch_async.errors import Backpressure, BadCall, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
 from monarch_async.runtime.context import current_context
@@ -90,6 +91,7 @@ class Router:
         """Belong to the running loop."""
         self.address, self.config, self.name = address, config, name
         self.loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self.pending: dict[int, Pending] = {}
         self.pool = BlockPool()
         self.delivery = Delivery(self.pool, Reader(self.loop), self._acknowledge)
@@ -172,9 +174,20 @@ class Router:
         """Return a call id for ``pending``."""
         if self.is_closed:
             raise Closed(self.name)
+        if get_ident() != self._thread:
+            self.check_thread()
         call = next(self._ids)
         self.pending[call] = pending
         return call
+
+    def check_thread(self) -> None:
+        """Raise `BadCall` on any thread but the loop's: nothing here may be used there."""
+        if get_ident() != self._thread:
+            raise BadCall(
+                "a mesh",
+                f"made on the thread {current_thread().name!r}, and meshes are used on the event loop's: use "
+                f"asyncio.run_coroutine_threadsafe, or make the endpoint `async def`",
+            )
 
     def post(self, path: Path, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int) -> int:
         """Send one call to one member; return its size. ``control`` is ``fields`` packed."""
@@ -317,9 +330,14 @@ class Router:
             length = HEADER_SIZE + len(skeleton)
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
             return length
-        flags &= ~GATHERED
-        parcel = self.outgoing.parcel(encoded)
-        self.outgoing.pack(REPLY, flags, dst, call, rank, NO_FIELDS, parcel, connection)()
+        return self.reply_parcel(dst, call, rank, flags, self.outgoing.parcel(encoded), via)
+
+    def reply_parcel(
+        self, dst: int, call: int, rank: int, flags: int, parcel: Parcel, via: Connection | None = None
+    ) -> int:
+        """Answer a call with a parcel, as `reply` does."""
+        connection = via if via is not None and not via.is_closed else self.uplink(dst)
+        self.outgoing.pack(REPLY, flags & ~GATHERED, dst, call, rank, NO_FIELDS, parcel, connection)()
         return parcel.size
 
     # -- in --------------------------------------------------------------------------------------------------------
@@ -419,10 +437,18 @@ class Router:
             self.pending.pop(target, None)
 
     def refuse_missing(
-        self, src: int, call: int, flags: int, target: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
+        self,
+        src: int,
+        call: int,
+        flags: int,
+        target: int,
+        fields: CallFields,
+        skeleton: Buffer,
+        buffers: Sequence[Buffer],
     ) -> None:
         """A call to something that is not here, or no longer."""
-        error = Closed("the receiver of this channel" if fields.endpoint == SEND else f"actor {target:016x}", "it is gone")
+        what = "the receiver of this channel" if fields.endpoint == SEND else f"actor {target:016x}"
+        error = Closed(what, "it is gone")
         self.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
 
     def _take_cancel(self, src: int, target: int, call: int) -> None:

@@ -15,6 +15,7 @@ import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from pickle import PickleBuffer
+from threading import RLock
 
 from monarch_async.errors import BadFrame
 from monarch_async.wire.frame import CHUNK, HEADER, HEADER_SIZE
@@ -31,23 +32,29 @@ _SMALLEST = 1 << 20
 
 
 class BlockPool:
-    """Memory blocks for payloads, reused while their pages are warm. ``limit`` bounds the bytes kept idle."""
+    """Memory blocks for payloads, reused while their pages are warm. ``limit`` bounds the bytes kept idle.
+
+    Any thread may take blocks, and the last view of one may die on any.
+    """
 
     def __init__(self, limit: int = 256 << 20) -> None:
         self._limit = limit
         self._idle: dict[int, list[mmap.mmap]] = {}
         self.idle_bytes = 0
+        self._lock = RLock()  # a collection while it is held may give back another block
 
     def take(self, size: int) -> memoryview:
         """Return writable memory of ``size`` bytes; it returns to the pool when nobody refers to it any more."""
         if size < _SMALLEST:
             return memoryview(bytearray(size))
         rounded = _round_up(size)
-        idle = self._idle.get(rounded)
-        if idle:
-            block = idle.pop()
-            self.idle_bytes -= rounded
-        else:
+        block = None
+        with self._lock:
+            idle = self._idle.get(rounded)
+            if idle:
+                block = idle.pop()
+                self.idle_bytes -= rounded
+        if block is None:
             block = mmap.mmap(-1, rounded)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
@@ -56,9 +63,10 @@ class BlockPool:
         return PickleBuffer(owner).raw()[:size]
 
     def _give_back(self, rounded: int, block: mmap.mmap) -> None:
-        if self.idle_bytes + rounded <= self._limit:
-            self._idle.setdefault(rounded, []).append(block)
-            self.idle_bytes += rounded
+        with self._lock:
+            if self.idle_bytes + rounded <= self._limit:
+                self._idle.setdefault(rounded, []).append(block)
+                self.idle_bytes += rounded
 
 
 def _round_up(size: int) -> int:

@@ -57,7 +57,14 @@ EAGER: Final = 128  #: CALL and REPLY of a cast whose replies are not held by th
 
 
 def pack_frame(
-    kind: int, flags: int, dst: int, src: int, target: int, call: int, control: bytes = b"", payload: bytes = b""
+    kind: int,
+    flags: int,
+    dst: int,
+    src: int,
+    target: int,
+    call: int,
+    control: bytes = b"",
+    payload: bytes | memoryview = b"",
 ) -> bytes:
     """Return one frame. For hot paths `HEADER.pack` is called in place instead."""
     length = HEADER_SIZE + len(control) + len(payload)

@@ -153,7 +153,8 @@ async def test_calls_are_futures_for_gather_wait_and_as_completed(four: Worker) 
     done, pending = await asyncio.wait([four.add.call(1), four.at(0).add.call_one(1)])
     assert len(done) == 2
     assert not pending
-    finished = [await future for future in asyncio.as_completed([four.at(r).finish_in_turn.call_one(3) for r in range(4)])]
+    calls = [four.at(rank).finish_in_turn.call_one(3) for rank in range(4)]
+    finished = [await future for future in asyncio.as_completed(calls)]
     assert finished == [3, 2, 1, 0]
     slow, quick = four.at(0).wait.call_one(), four.at(1).add.call_one(0)
     done, pending = await asyncio.wait([slow, quick], return_when=asyncio.FIRST_COMPLETED)

@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 import monarch_async as ma
-from monarch_async.mesh.actor_mesh import ActorMesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -144,7 +143,9 @@ async def test_a_reference_comes_back_as_a_result(users: User, stores: Store) ->
     assert await users.at(1).use_own.call_one(7) == 1
 
 
-async def test_a_reference_through_a_file(stores: Store, procs: ma.ProcMesh, hosts: ma.HostMesh, tmp_path: Path) -> None:
+async def test_a_reference_through_a_file(
+    stores: Store, procs: ma.ProcMesh, hosts: ma.HostMesh, tmp_path: Path
+) -> None:
     file = tmp_path / "references.pickle"
     file.write_bytes(pickle.dumps({"stores": stores.slice(hosts=1), "procs": procs, "hosts": hosts}))
     found = pickle.loads(file.read_bytes())
@@ -159,7 +160,9 @@ async def test_a_reference_through_a_file(stores: Store, procs: ma.ProcMesh, hos
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda mesh: pickle.loads(pickle.dumps(mesh))])
-async def test_a_copy_is_equal_and_has_the_same_rights(stores: Store, procs: ma.ProcMesh, hosts: ma.HostMesh, copied: Any) -> None:
+async def test_a_copy_is_equal_and_has_the_same_rights(
+    stores: Store, procs: ma.ProcMesh, hosts: ma.HostMesh, copied: Any
+) -> None:
     for mesh in (stores, stores.at(1), procs, procs.slice(hosts=0), hosts, hosts.slice(hosts=slice(1, 2))):
         other = copied(mesh)
         assert other == mesh

@@ -61,7 +61,9 @@ INDICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-async def test_calls_on_slices_reach_whom_numpy_says_and_stand_at_their_points(grid: Where, index: dict[str, Any]) -> None:
+async def test_calls_on_slices_reach_whom_numpy_says_and_stand_at_their_points(
+    grid: Where, index: dict[str, Any]
+) -> None:
     array = np.arange(12).reshape(2, 2, 3)
     expected = np.asarray(array[tuple(index.get(axis, slice(None)) for axis in SIZES)])
     part = grid.slice(**index)
