@@ -22,7 +22,6 @@ from monarch_async.errors import (
     PicklingError,
     ProcDied,
     RankError,
-    RemoteError,
     SpawnFailed,
     WireError,
     WouldDeadlock,
@@ -37,6 +36,7 @@ from monarch_async.mesh.status import Status
 from monarch_async.mesh.stream import Stream
 from monarch_async.mesh.value_mesh import ValueMesh
 from monarch_async.ranks import Extent, Point
+from monarch_async.remote_error import RemoteError
 from monarch_async.runtime.actor import Actor, endpoint
 from monarch_async.runtime.context import Context, context
 from monarch_async.version import __version__

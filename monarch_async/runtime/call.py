@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from monarch_async.errors import ActorDied, Lost, MeshError, RemoteError
+from monarch_async.errors import ActorDied, Lost, MeshError
+from monarch_async.remote_error import RemoteError
 from monarch_async.runtime.context import Context, current_context
 from monarch_async.runtime.report import describe, load_report
 from monarch_async.wire.frame import CANCELLED, FAILED, MSGPACK

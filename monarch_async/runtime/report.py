@@ -11,7 +11,8 @@ from types import TracebackType
 
 import msgpack
 
-from monarch_async.errors import ActorDied, Error, RemoteError, remote_error
+from monarch_async.errors import ActorDied, Error
+from monarch_async.remote_error import RemoteError, remote_error
 from monarch_async.wire.payload import dump_exception, load_exception
 
 _RAISED, _ERROR = 0, 1
