@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
-from monarch_async.control.controller import Controller
+from monarch_async.control.controller import Controller, Host, Requests
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
 from monarch_async.mesh.cluster import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the table; return the exit status."""
     try:
         targets = named_targets(options.url, options.token_file) if options.url else local_targets()
-        run_loop(show(targets, options.watch))
+        run_loop(show(targets, options.watch, may_miss=not options.url))  # a program may just be ending
     except (Error, ValueError) as error:
         print(f"monarch-async status: {error}", file=sys.stderr)
         return 1
@@ -77,42 +77,56 @@ def local_targets() -> list[Target]:
     return found
 
 
-async def show(targets: Sequence[Target], is_watching: bool) -> None:
-    """Print the status of these agents, once or again and again. Raises Error where one cannot be reached."""
+async def show(targets: Sequence[Target], is_watching: bool, may_miss: bool = False) -> None:
+    """Print the status of these agents, once or again and again.
+
+    Raises Error where one cannot be reached; with ``may_miss`` only where none can.
+    """
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    async with observing(targets) as observer:
+    async with observing(targets, may_miss) as (requests, hosts):
         if not is_watching:
-            console.print(await _fetch(observer))
+            console.print(await _fetch(requests, hosts))
             return
-        with Live(await _fetch(observer), console=console, auto_refresh=False) as live:
+        with Live(await _fetch(requests, hosts), console=console, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(1)
-                live.update(await _fetch(observer), refresh=True)
+                live.update(await _fetch(requests, hosts), refresh=True)
 
 
-async def _fetch(observer: Controller) -> Status:
+async def _fetch(requests: Requests, hosts: Sequence[int]) -> Status:
     try:
         async with asyncio.timeout(PATIENCE):
-            return await fetch_status(observer.requests, list(observer.hosts))
+            return await fetch_status(requests, hosts)
     except TimeoutError:
         raise Error(f"no answer within {PATIENCE:g} s") from None
 
 
 @asynccontextmanager
-async def observing(targets: Sequence[Target]) -> AsyncIterator[Controller]:
-    """Join these agents as an observer: one that owns nothing there. Raises Error where one cannot be reached."""
+async def observing(targets: Sequence[Target], may_miss: bool) -> AsyncIterator[tuple[Requests, list[int]]]:
+    """Join these agents as an observer: one that owns nothing there. Yields what asks them, and their host ids.
+
+    Raises as `show`.
+    """
     observer = Controller(Config.from_env(), "status", role="observer")
     try:
-        for url, token in targets:
-            try:
-                await observer.join(url.text, token)
-            except LinkBroken as error:
-                raise Error(f"{url.text}: {error.why}") from None
-            except HandshakeRefused as error:
-                raise Error(f"{url.text}: {error}") from None
-        yield observer
+        joined = await asyncio.gather(*[_join(observer, url, token) for url, token in targets])
+        hosts = [host.id for host in joined if isinstance(host, Host)]
+        missed = [why for why in joined if isinstance(why, Error)]
+        if missed and not (may_miss and hosts):
+            raise missed[0]
+        yield observer.requests, hosts
     finally:
         await observer.aclose()
+
+
+async def _join(observer: Controller, url: Url, token: bytes) -> Host | Error:
+    """Join one agent; return why that cannot be, where it cannot."""
+    try:
+        return await observer.join(url.text, token)
+    except LinkBroken as error:
+        return Error(f"{url.text}: {error.why}")
+    except HandshakeRefused as error:
+        return Error(f"{url.text}: {error}")
