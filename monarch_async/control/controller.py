@@ -125,8 +125,8 @@ class Controller:
 
     async def introduce(self) -> None:
         """Tell every agent where the others are."""
-        urls = {host.id: host.url for host in self.hosts.values()}
-        await asyncio.gather(*[self.requests.ask(address(id, 0), "peers", urls) for id in urls])
+        known = {host.id: (host.name, host.url) for host in self.hosts.values()}
+        await asyncio.gather(*[self.requests.ask(address(id, 0), "peers", known) for id in known])
 
     async def leave(self, host: Host) -> None:
         """Close the session to a host; its procs of ours end."""

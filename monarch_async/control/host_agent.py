@@ -6,7 +6,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     warm [preload, sys_path]           have a zygote ready; not answered
     stop [proc ids, reason, grace]     orderly; answered when all are gone
     kill [proc ids, signal, by]        at once
-    peers [{host id: url}]             where the other agents are
+    peers [{host id: [name, url]}]     where the other agents are
     leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
 

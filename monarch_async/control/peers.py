@@ -29,23 +29,23 @@ class Peers:
         """``own`` is this agent's address."""
         self._consumer, self._name, self._own, self._token, self._config = consumer, name, own, token, config
         self._on_lost = on_lost
-        self._urls: dict[int, str] = {}
+        self._known: dict[int, tuple[str, str]] = {}  # name and URL by host
         self._sessions: dict[int, Session] = {}
         self._dials: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    def learn(self, urls: dict[int, str]) -> None:
-        """Take where other hosts' agents listen."""
-        self._urls.update({host: url for host, url in urls.items() if host != host_of(self._own)})
+    def learn(self, known: dict[int, tuple[str, str]]) -> None:
+        """Take the names of other hosts and where their agents listen."""
+        self._known.update({host: (name, url) for host, (name, url) in known.items() if host != host_of(self._own)})
 
     def find(self, host: int) -> Connection | None:
         """Return the connection to a host's agent; the first use dials, and what is sent meanwhile waits."""
         session = self._sessions.get(host)
         if session is not None:
             return session.connection
-        url = self._urls.get(host)
-        if url is None or self._is_closed:
+        if host not in self._known or self._is_closed:
             return None
+        _, url = self._known[host]
         info = {"role": "agent", "address": self._own, "name": self._name}
         session = Session(
             self._consumer, Url.parse(url), self._token, info, self._config, self._lost, address=address(host, 0)
@@ -65,7 +65,7 @@ class Peers:
     def _lost(self, session: Session, reason: str) -> None:
         host = host_of(session.connection.address)
         self._sessions.pop(host, None)
-        name = session.peer.get("name", f"{host:08x}")
+        name, _ = self._known[host]
         log.warning("lost the agent of %s: %s", name, reason)
         session.connection.close()
         self._on_lost(session.connection, name, reason)

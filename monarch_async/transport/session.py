@@ -63,7 +63,7 @@ class Session:
     def went_down(self, error: Exception | None) -> None:
         """The socket is gone."""
         link = self.connection.link
-        if self.is_lost or self._redialling is not None or (self.connection.is_closed and error is None):
+        if self.is_lost or self._redialling is not None:
             return
         if self.connection.is_closed and isinstance(error, WireError):
             self.lose(f"what came from its agent was not understood: {error}")
