@@ -117,7 +117,7 @@ class Source(Generic[T]):
 
 
 class ItemSource(Source[T]):
-    """The items of one member's async generator, bounded by the credit it gives: the generator waits for its consumer."""
+    """The items of one member's async generator, bounded by the credit it gives: the generator waits for us."""
 
     is_carrier = True
 

@@ -1,8 +1,8 @@
 """A worker process from the inside: its connection to the agent, its actors, its lease on life.
 
 P1. A spawn takes its place among the messages to the actor it creates: what was sent after it finds the actor.
-P2. The proc ends itself when its agent is silent for longer than ``resume_window``, measured on a clock that also counts
-    while the machine is suspended: a host declared lost has no procs left when it comes back.
+P2. The proc ends itself when its agent is silent for longer than ``resume_window``, on a clock that also counts while
+    the machine is suspended: a host declared lost has no procs left when it comes back.
 P3. Requests of the runtime (status, stop) are answered by the loop at once, never behind users' calls.
 """
 

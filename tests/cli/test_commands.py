@@ -336,7 +336,7 @@ async def test_the_demo_is_the_example() -> None:
 
 
 def test_the_demo_says_what_it_lacks() -> None:
-    program = "import sys; sys.modules['gymnasium'] = None; from monarch_async.cli.main import main; exit(main(['demo']))"
+    program = "import sys; sys.modules['gymnasium'] = None; from monarch_async.cli.main import *; exit(main(['demo']))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "monarch-async demo needs gymnasium: pip install 'monarch-async[demo]'\n"

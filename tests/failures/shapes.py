@@ -59,7 +59,7 @@ class Slow(ma.Actor):
         self.path = path
 
     async def setup(self) -> None:
-        while not os.path.exists(self.path):  # noqa: ASYNC110, ASYNC240
+        while not os.path.exists(self.path):
             await asyncio.sleep(0.005)
         raise OSError(f"{self.path} is empty")
 

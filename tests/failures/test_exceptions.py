@@ -26,7 +26,7 @@ async def mesh(hosts: ma.HostMesh) -> Raiser:
 async def caught(mesh: Raiser, style: str, kind: str) -> Exception:
     """Call one endpoint of the second member, and return what it raises; the actor has to live on."""
     member = mesh.at(1)
-    with pytest.raises(Exception) as info:  # noqa: PT011, PT012
+    with pytest.raises(Exception) as info:  # noqa: PT011
         async with asyncio.timeout(10):
             if style == "items":
                 items = []

@@ -9,7 +9,7 @@ import monarch_async as ma
 
 
 async def test_a_death_nobody_waits_for_ends_the_owning_scope() -> None:
-    with pytest.raises(ma.ProcDied, match="exited with status 9"):  # noqa: PT012
+    with pytest.raises(ma.ProcDied, match="exited with status 9"):
         async with ma.local_hosts() as hosts:
             victim = await (await hosts.spawn_procs()).spawn("victim", Victim)
             await victim.exit_soon.call_one(0.01)

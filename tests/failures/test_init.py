@@ -61,7 +61,8 @@ async def test_calls_sent_before_fail_with_it_and_later_ones_with_the_death(
 ) -> None:
     procs = hosts.spawn_procs({"gpus": 2})
     mesh = procs.spawn("slow", Slow, str(tmp_path / "go"))
-    one, whole, first = mesh.at(1).where_am_i.call_one(), mesh.where_am_i.call(), mesh.where_am_i.options(first_error=True).call()
+    one, whole = mesh.at(1).where_am_i.call_one(), mesh.where_am_i.call()
+    first = mesh.where_am_i.options(first_error=True).call()
     stream = mesh.where_am_i.stream()
     await procs
     (tmp_path / "go").touch()

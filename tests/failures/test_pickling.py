@@ -63,7 +63,7 @@ async def test_a_result_that_does_not_pickle_is_the_reply(porters: Porter, endpo
 
 async def test_an_item_that_does_not_pickle_ends_the_stream_with_it(porters: Porter) -> None:
     items = []
-    with pytest.raises(ma.PicklingError, match=r"cannot pickle result of porters\[0\].locked_items"):  # noqa: PT012
+    with pytest.raises(ma.PicklingError, match=r"cannot pickle result of porters\[0\].locked_items"):
         async for item in porters.at(0).locked_items.stream_one():
             items.append(item)
     assert items == [1]
@@ -86,7 +86,7 @@ async def test_a_result_that_cannot_be_rebuilt_here(porters: Porter) -> None:
         await porters.only_here.call()
     assert sorted(group.value.by_rank) == [0, 1]
     items = []
-    with pytest.raises(OSError, match="made in another process"):  # noqa: PT012
+    with pytest.raises(OSError, match="made in another process"):
         async for item in porters.at(1).only_here_items.stream_one():
             items.append(item)
     assert items == [1]
