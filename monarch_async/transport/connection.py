@@ -118,6 +118,9 @@ class Connection(asyncio.Protocol):
 
     def attach(self, wire: asyncio.Transport, leftover: bytes = b"", replay: Sequence[bytes] = ()) -> None:
         """Go on over ``wire``: send ``replay`` first, and take ``leftover`` as its first bytes."""
+        if self.is_closed:  # given up while it was being dialled
+            wire.abort()
+            return
         if wire.get_protocol() is not self:
             wire.set_protocol(self)
         wire.set_write_buffer_limits(_HIGH_WATER)
