@@ -6,14 +6,12 @@ A reference is addresses and an interface, nothing more: it pickles, it works fr
 import asyncio
 import functools
 import inspect
-import struct
 from array import array
-from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from monarch_async.errors import BadCall, Closed, NotAnEndpoint
-from monarch_async.ids import agent_of, proc_of, random_id64
+from monarch_async.ids import random_id64
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.endpoint import Endpoint, StreamEndpoint
 from monarch_async.mesh.proc_mesh import ProcMesh
@@ -22,27 +20,15 @@ from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
 from monarch_async.runtime.answers import SPAWN
 from monarch_async.runtime.call import Start
+from monarch_async.runtime.members import Members
 from monarch_async.runtime.proc import SpawnOrder
-from monarch_async.runtime.router import Path, Router, active_router
+from monarch_async.runtime.router import active_router
 from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
 from monarch_async.wire.payload import Encoded, dumps_recipe
 
 _SPAWN = CallFields(SPAWN)
 _SPAWN_CONTROL = pack_call_fields(_SPAWN)
-
-
-class Cast:
-    """The members of one mesh (or slice) as a router needs them: paths in rank order, and procs by host."""
-
-    def __init__(self, router: Router, members: Sequence[int], actor: int, max_concurrency: int) -> None:
-        """``members``: proc addresses in rank order."""
-        self.router = router
-        self.paths: list[Path] = [router.path(member, actor, max_concurrency) for member in members]
-        by_agent: dict[int, list[int]] = defaultdict(list)
-        for member in members:
-            by_agent[agent_of(member)].append(proc_of(member))
-        self.hosts = [(agent, struct.pack(f"<{len(ids)}I", *ids)) for agent, ids in by_agent.items()]
 
 
 class ActorGroup:
@@ -81,7 +67,7 @@ class ActorGroup:
         )
         call.id = router.register(call)
         flags = WANTS_REPLY | GATHERED
-        call.nbytes = router.cast(cast.paths, cast.hosts, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
+        call.nbytes = router.cast(cast, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
         return call
 
     def respawn(self, address: int) -> Start:
@@ -166,13 +152,13 @@ class ActorMesh(Sliced):
         return type(self)(*facts)
 
     @functools.cached_property
-    def cast(self) -> Cast:
+    def cast(self) -> Members:
         """The members as the router of this process needs them."""
         if self.region.is_full:
             members: Sequence[int] = self._members
         else:
             members = [self._members[rank] for rank in self.region.base_ranks]
-        return Cast(active_router(), members, self._actor_id, self._max_concurrency)
+        return Members(active_router(), members, self._actor_id, self._max_concurrency)
 
     def __getattr__(self, name: str) -> Any:
         """Return the endpoint of that name; the next access finds it without coming here."""

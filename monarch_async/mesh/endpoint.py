@@ -165,7 +165,7 @@ class Endpoint(_Caller, Generic[P, R]):
             return self._router.post(paths[0], flags, fields, control, encoded, call)
         if not flags & EAGER:
             flags |= GATHERED
-        return self._router.cast(paths, self._mesh.cast.hosts, flags, fields, control, encoded, call)
+        return self._router.cast(self._mesh.cast, flags, fields, control, encoded, call)
 
 
 class StreamEndpoint(_Caller, Generic[P, R]):

@@ -23,9 +23,9 @@ from monarch_async.config import Config
 from monarch_async.errors import Backpressure, BadCall, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
-from monarch_async.runtime.context import current_context
 from monarch_async.runtime.delivery import SEND, Delivery, of_stream
-from monarch_async.runtime.direct import DIRECT, PATIENCE, Direct
+from monarch_async.runtime.direct import DIRECT, FEW, PATIENCE, Direct
+from monarch_async.runtime.members import Members
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.report import pack_error
@@ -48,8 +48,10 @@ from monarch_async.wire.frame import (
     PING,
     REPLY,
     STREAMED,
+    U64,
     pack_cast,
     pack_frame,
+    split_frame,
 )
 from monarch_async.wire.message import (
     NO_FIELDS,
@@ -243,40 +245,39 @@ class Router:
             send()
 
     def cast(
-        self,
-        paths: Sequence[Path],
-        hosts: Sequence[tuple[int, bytes]],
-        flags: int,
-        fields: CallFields,
-        control: bytes,
-        encoded: Encoded,
-        call: int,
+        self, members: Members, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int
     ) -> int:
-        """Send one call to many members: one frame per host, ``hosts`` being (agent address, packed proc ids).
+        """Send one call to many members: one frame per host, and one to each that has a direct connection.
 
         Falls back to one frame per member where a window is full or the payload is large.
         """
         skeleton, buffers = encoded
-        limit, size = self.config.window_bytes, HEADER_SIZE + len(control) + len(skeleton)
+        paths, limit = members.paths, self.config.window_bytes
         is_plain = not buffers and len(skeleton) <= self.config.large
-        if not is_plain or any(
-            p.queue
-            or p.inflight >= p.window
-            or p.inflight_bytes >= limit
-            or (p.turns == DIRECT and not self.direct.bring_back(p))
-            for p in paths
-        ):
+        if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
             flags &= ~GATHERED
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
             parcel = self.outgoing.parcel(encoded)
             return max([self._post_parcel(path, flags, fields, parcel, call) for path in paths])
-        actor = paths[0].actor
+        size = HEADER_SIZE + len(control) + len(skeleton)
+        may_move = len(paths) <= FEW
+        direct: list[Path] = []
         for path in paths:
+            if may_move and not path.inflight and path.turns >= 0:
+                path.turns += 1
+                if path.turns > PATIENCE:
+                    self.direct.consider(path)
             path.inflight += 1
             path.inflight_bytes += size
-        for agent, procs in hosts:
-            frame = pack_cast(flags, agent, self.address, actor, call, procs, control, skeleton)
+            if path.turns == DIRECT:
+                direct.append(path)
+        if direct:
+            head, tail = split_frame(CALL, flags & ~GATHERED, self.address, members.actor, call, control, skeleton)
+            for path in direct:
+                path.connection.send(head + U64.pack(path.dst) + tail)
+        for agent, procs in members.hosts_without(direct):
+            frame = pack_cast(flags, agent, self.address, members.actor, call, procs, control, skeleton)
             self.uplink(agent).send(frame)
         return size
 
@@ -378,7 +379,7 @@ class Router:
 
     def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
         """Take one large frame: a chunk, whose body is copied once, or else joined."""
-        _, kind, _, control, _, src, target, call = HEADER.unpack_from(pieces[0])
+        _, kind, _, _, _, src, target, call = HEADER.unpack_from(pieces[0])
         if kind != CHUNK:
             self.feed(connection, b"".join(pieces))
             return
@@ -546,9 +547,3 @@ def active_router() -> Router:
     if _active is None:
         raise Closed("this program", "it is not inside `async with ma.local_hosts()` or `ma.attach(...)`")
     return _active
-
-
-def calling_chain() -> list[tuple[int, int, str]] | None:
-    """Return the chain of calls that would wait for a call made now; None outside endpoints."""
-    context = current_context()
-    return None if context is None else context.as_parent()

@@ -80,6 +80,15 @@ def pack_cast(
     return b"".join((head, U32.pack(len(procs) >> 2), procs, control, payload))
 
 
+def split_frame(
+    kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes
+) -> tuple[bytes, bytes]:
+    """Return a frame without its destination, for several: what goes before those 8 bytes and what goes after."""
+    length = HEADER_SIZE + len(control) + len(payload)
+    frame = HEADER.pack(length, kind, flags, len(control), 0, src, target, call)
+    return frame[:8], frame[16:] + control + payload
+
+
 def split_cast(frame: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
     """Return (proc ids, first 8 bytes, bytes from ``src`` on) of the CALL frames a CAST stands for.
 
