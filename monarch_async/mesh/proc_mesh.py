@@ -256,7 +256,7 @@ class ProcMesh(Sliced):
         """End these procs in order: teardown hooks, then TERM, then KILL; wait until all are gone. Twice is fine."""
         allocation = self._owned("stop")
         if not allocation.is_stopped:
-            await allocation.stop(self.addresses, "stop")
+            await allocation.stop(self.addresses, "it was stopped")
 
     def _owned(self, what: str) -> Allocation:
         allocation = self.allocation

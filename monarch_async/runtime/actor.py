@@ -142,14 +142,12 @@ def endpoint(function: Callable[..., Any]) -> Any:
 
 #: Names a mesh has itself: an endpoint of that name could not be reached.
 RESERVED = frozenset(
-    # fmt: off
     (
         "extent", "size", "name", "region", "interface", "identity", "cast", "label", "points", "slice", "flatten",
         "split", "rename", "at", "seen_through", "require_one", "stop", "restart", "call", "call_one", "choose",
         "stream", "stream_one", "broadcast", "options", "_actor_id", "_members", "_max_concurrency", "_group", "_ready",
         "_owned", "_find_group",
     )
-    # fmt: on
 )
 
 

@@ -33,12 +33,13 @@ class Context:
     ``rank``, ``point`` and ``extent`` are those of the actor mesh as spawned.
     """
 
-    __slots__ = ("call", "chain", "endpoint", "instance", "src")
+    __slots__ = ("call", "chain", "endpoint", "instance", "is_over", "src")
 
     def __init__(
         self, instance: "Instance", endpoint: str, src: int, call: int, chain: list[tuple[int, int, str]] | None
     ) -> None:
         self.instance, self.endpoint, self.src, self.call, self.chain = instance, endpoint, src, call, chain
+        self.is_over = False  #: whether the endpoint has ended; a task that it left behind still has its context
 
     @property
     def rank(self) -> int:
@@ -85,8 +86,10 @@ class Context:
         """``mesh[rank].endpoint`` of the endpoint that called; empty where it was no endpoint, or did not wait."""
         return self.chain[-1][2] if self.chain else ""
 
-    def as_parent(self) -> list[tuple[int, int, str]]:
-        """The chain of calls that wait for a call made from here, outermost first."""
+    def as_parent(self) -> list[tuple[int, int, str]] | None:
+        """The chain of calls that wait for a call made from here, outermost first; None where nobody does."""
+        if self.is_over:
+            return None
         own = (self.instance.id, self.instance.rank, f"{self.instance.label}.{self.endpoint}")
         return [*self.chain, own] if self.chain else [own]
 

@@ -20,9 +20,10 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_async.errors import (
     ActorDied,
@@ -42,6 +43,8 @@ from monarch_async.runtime.report import describe, format_traceback, pack_error
 from monarch_async.wire.frame import WANTS_REPLY
 from monarch_async.wire.message import CallFields
 from monarch_async.wire.payload import Buffer, Encoded, loads
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from monarch_async.runtime.proc import Proc
@@ -113,6 +116,7 @@ class Instance:
             setup = getattr(self.actor, "setup", None)
             if setup is not None and not isinstance(inspect.getattr_static(cls, "setup"), EndpointMark):
                 self._hook = "setup"
+                enter_hook(self, "setup")
                 await _maybe_await(setup())
         except BaseException as error:
             return self._failure if self.state is State.STOPPED else self._fail(error)
@@ -281,10 +285,8 @@ class Instance:
 
     def _run_now(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
         """Run an endpoint that never awaits, without a task."""
-        token = _current.set(request.context)
         try:
-            args, kwargs = self._arguments(request)
-            method(*args, **kwargs).send(None)
+            copy_context().run(self._step, request, method)
         except StopIteration as stop:
             self.answers.value(request, stop.value)
         except BaseException as error:  # also a SystemExit: that is the caller's to know, the proc lives on
@@ -292,7 +294,17 @@ class Instance:
         else:
             raise AssertionError("an endpoint without await suspended")
         finally:
-            _current.reset(token)
+            assert request.context is not None
+            request.context.is_over = True
+
+    def _step(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        self._call(request, method).send(None)
+
+    def _call(self, request: Request, method: Callable[..., T]) -> T:
+        """Call the method as ``request``, in a copy of the context variables, so that none it sets outlives it."""
+        _current.set(request.context)
+        args, kwargs = self._arguments(request)
+        return method(*args, **kwargs)
 
     async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
         if self._unstarted is request:
@@ -322,10 +334,8 @@ class Instance:
 
     def _run_on_thread(self, request: Request, method: Callable[..., object]) -> Callable[[], None]:
         """Run a plain ``def`` endpoint; called on the actor's thread; what it returns is called on the loop."""
-        _current.set(request.context)
         try:
-            args, kwargs = self._arguments(request)
-            ready = self.answers.prepare(request, method(*args, **kwargs))
+            ready = self.answers.prepare(request, copy_context().run(self._call, request, method))
         except BaseException as caught:
             error = caught
             return lambda: self._raised(request, error)
@@ -363,6 +373,8 @@ class Instance:
     def _end(self, request: Request) -> bool:
         """Free the slot; return whether the call was still running (not cancelled, not stopped)."""
         was_running = self.running.pop((request.src, request.call), None) is not None
+        if request.context is not None:
+            request.context.is_over = True
         request.task = None
         if request.holds_slot:
             request.holds_slot = False
