@@ -123,6 +123,24 @@ async def test_streams_and_large_payloads_on_a_direct_path(hosts: ma.HostMesh) -
     await procs.stop()
 
 
+async def test_casts_go_directly_too(hosts: ma.HostMesh) -> None:
+    procs = await hosts.spawn_procs({"gpus": 4})
+    mesh = await procs.spawn("members", Member)
+    await make_direct(mesh, 2)
+    assert list(await mesh.note.call(5)) == [5] * 4  # one direct, three through the agent
+    for _ in range(100):
+        for _ in range(PATIENCE + 1):
+            await mesh.pid.call()
+        if all(path_to(mesh, rank).turns == DIRECT for rank in range(4)):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        raise AssertionError("the paths stayed with the agent")
+    assert list(await mesh.note.call(6)) == [6] * 4
+    assert [seen[-1] for seen in await mesh.noted.call()] == [6] * 4
+    await procs.stop()
+
+
 async def test_between_actors(hosts: ma.HostMesh) -> None:
     procs = await hosts.spawn_procs({"gpus": 2})
     mesh = await procs.spawn("members", Member)
