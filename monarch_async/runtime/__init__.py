@@ -22,7 +22,8 @@ What it refuses
 
 Reading order
 - ``actor.py``  what a user writes, and the interface it becomes
-- ``router.py``, ``call.py``, ``delivery.py``  calls out and their futures; calls in, in order
+- ``router.py``, ``call.py``, ``members.py``, ``delivery.py``  calls out and their futures; calls in, in order
+- ``direct.py``  connections between procs of one host, beside the agent
 - ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``  one actor: its mailbox, calls, thread, streams
 - ``proc.py``, ``context.py``  a worker from the inside, and ``context()``
 - ``report.py``  exceptions as bytes

@@ -5,8 +5,8 @@ A call through the agent costs four wake-ups, a direct one two; on two cores tha
 connection, on Linux and on one machine. Casts to few members go directly too (8 procs: half as much again); larger
 ones stay with the agent, which gathers the replies of a host.
 
-N1. Order is kept: a path moves only while it is idle, that is, when everything sent on it has been answered, and everything
-    on it then takes the one way. The answers to one call go back the way it came.
+N1. Order is kept: a path moves only while it is idle, that is, when everything sent on it has been answered, and all
+    of it then takes the one way. The answers to one call go back the way it came.
 N2. The secret of the handshake comes through the agents, which have authenticated both ends.
 N3. Deaths are told by the agent alone. What a dead proc sent directly is taken first.
 """

@@ -5,8 +5,8 @@
     Failed     __init__ or setup raised: every call is answered with that error
     Stopped    an orderly stop has begun: running calls are cancelled, new ones refused
 
-I1. Calls start in arrival order: `async` ones on the loop, up to ``max_concurrency`` at a time, plain ``def`` ones on the
-    actor's own thread, one at a time; with ``max_concurrency`` 1 one call of any style runs at a time.
+I1. Calls start in arrival order: `async` ones on the loop, up to ``max_concurrency`` at a time, plain ``def`` ones on
+    the actor's own thread, one at a time; with ``max_concurrency`` 1 one call of any style runs at a time.
 I2. Every call that wants a reply gets exactly one.
 I3. Stop, cancel and introspection do not queue behind calls.
 I4. A call whose callers already fill the actor is refused with `WouldDeadlock` and not queued.
@@ -18,7 +18,7 @@ still waits for its task to begin: I1).
 import asyncio
 import inspect
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from enum import Enum
@@ -70,7 +70,8 @@ class Instance:
         self.state = State.STARTING
         self.actor: object = None
         self.interface: Interface | None = None
-        self.mailbox: deque[Request] = deque()
+        #: What waits, oldest first, by (sender, call): one that is cancelled is found at once.
+        self.mailbox: OrderedDict[tuple[int, int], Request] = OrderedDict()
         self.running: dict[tuple[int, int], Request] = {}
         self.max_concurrency = 1000
         self._slots = 0
@@ -160,7 +161,7 @@ class Instance:
         reason = f"its {self._hook} raised {describe(error)}"
         died = ActorDied(self.label, self.proc.info.host, reason, format_traceback(error))
         self._failure = pack_error(died, error)
-        for request in self.mailbox:
+        for request in self.mailbox.values():
             self.answers.refused(request, report)
         self.mailbox.clear()
         return report
@@ -178,7 +179,7 @@ class Instance:
         self.state = State.STOPPED
         if reason:
             self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
-        for request in self.mailbox:
+        for request in self.mailbox.values():
             self.answers.refused(request, self._failure)
         self.mailbox.clear()
         tasks = [request.task for request in self.running.values() if request.task is not None]
@@ -207,7 +208,7 @@ class Instance:
             return
         self._failure = pack_error(died, cause)
         owner = self.owner[0]
-        waiting = [*self.mailbox, *self.running.values()]
+        waiting = [*self.mailbox.values(), *self.running.values()]
         is_delivered = any(request.src == owner and request.flags & WANTS_REPLY for request in waiting)
         self.proc.report_failure(self, self._failure, is_delivered)
         await self.stop("")
@@ -228,12 +229,12 @@ class Instance:
                 return
         if self.state is State.RUNNING:
             if self.mailbox or self._slots >= self.max_concurrency:
-                self.mailbox.append(request)
+                self.mailbox[(src, call)] = request
                 self._advance()
             else:
                 self._begin(request)
         elif self.state is State.STARTING:
-            self.mailbox.append(request)
+            self.mailbox[(src, call)] = request
         elif fields.endpoint == SPAWN:
             self.proc.respawn(request, self.id)
         else:
@@ -247,7 +248,7 @@ class Instance:
     def _advance(self) -> None:
         mailbox = self.mailbox
         while mailbox and self.state is State.RUNNING and self._slots < self.max_concurrency:
-            self._begin(mailbox.popleft())
+            self._begin(mailbox.popitem(last=False)[1])
 
     def _begin(self, request: Request) -> None:
         found = self._methods.get(request.endpoint)
@@ -389,12 +390,10 @@ class Instance:
         """Cancel a call; its end is the acknowledgement (`delivery.Target`)."""
         request = self.running.get((src, call))
         if request is None:
-            for waiting in self.mailbox:
-                if waiting.src == src and waiting.call == call:
-                    self.mailbox.remove(waiting)
-                    self.answers.cancelled(waiting)
-                    return
-            return  # already answered: that answer is the acknowledgement
+            waiting = self.mailbox.pop((src, call), None)
+            if waiting is not None:
+                self.answers.cancelled(waiting)
+            return  # where it is already answered, that is the acknowledgement
         if request.is_cancelled or not request.flags & WANTS_REPLY:
             return
         request.is_cancelled = True

@@ -477,7 +477,7 @@ class Router:
     # -- deaths ----------------------------------------------------------------------------------------------------
 
     def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
-        """Fail every call that waits for a member whose address ``gone`` knows; return how many have a caller to see."""
+        """Fail every call that waits for a member whose address ``gone`` knows; return how many a caller sees."""
         count = 0
         for call, pending in list(self.pending.items()):
             if pending.has_member(gone):
