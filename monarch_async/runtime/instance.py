@@ -401,6 +401,7 @@ class Instance:
             request.task.cancel()
             state = inspect.getcoroutinestate(request.task.get_coro())  # type: ignore[arg-type]
             if state == inspect.CORO_CREATED:  # it will never see that
+                self._unstarted = None if self._unstarted is request else self._unstarted
                 self._end(request)
                 self.answers.cancelled(request)
         elif self._thread is not None and self._thread.withdraw(request):

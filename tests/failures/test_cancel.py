@@ -141,10 +141,9 @@ async def test_an_error_in_spite_of_it_is_not_lost(procs: ma.ProcMesh, caplog: p
     await waiters.at(0).wait_begun.call_one(2)
     for call, count in zip(calls, (1, 2), strict=True):
         error = await cancelled(call)
-        assert str(error).startswith(
-            f"waiters.raise_when_cancelled was cancelled; meanwhile {count} failed, first: ValueError: "
-            "waiters[0].raise_when_cancelled on host0 raised ValueError: while cleaning up"
-        )
+        head = f"waiters.raise_when_cancelled was cancelled; meanwhile {count} failed, first: ValueError: waiters["
+        assert str(error).startswith(head)
+        assert str(error).endswith("].raise_when_cancelled on host0 raised ValueError: while cleaning up")
         assert str(error) in caplog.text
 
 
