@@ -25,6 +25,10 @@ from monarch_async.transport.session import Session
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, pack_frame
 
 
+#: How long the news of an agent's exit may take after its connection has closed.
+_OBITUARY = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """One host as every proc knows it: its id, its name, where its agent listens."""
@@ -91,6 +95,7 @@ class Controller:
         self._sessions: dict[int, Session] = {}
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
+        self.watched: set[int] = set()  #: hosts whose agent's exit is told by `declare_lost`, with its cause
         self.on_host_lost: Callable[[Host], None] = lambda _: None
         #: Of an actor that was spawned from here: (its id, its rank, whether callers know, report).
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
@@ -170,9 +175,12 @@ class Controller:
         self.on_exit(exit, owner_actor, count)
 
     def _down(self, connection: Connection, error: Exception | None) -> None:
-        for session in list(self._sessions.values()):
+        for host, session in list(self._sessions.items()):
             if session.connection is connection:
-                session.went_down(error)
+                if error is None and host in self.watched:
+                    self._loop.call_later(_OBITUARY, session.went_down, error)
+                else:
+                    session.went_down(error)
 
     def _lost(self, session: Session, reason: str) -> None:
         host = next((h for h in self.hosts.values() if self._sessions.get(h.id) is session), None)

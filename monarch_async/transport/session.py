@@ -48,6 +48,7 @@ class Session:
         self._redialling: asyncio.Task[None] | None = None
         self.heard_at = self._ticked_at = self._loop.time()
         self.peer: dict[str, Any] = {}
+        self._why = ""  # what went wrong when it was last dialled again
         #: What is sent before `open` has succeeded waits.
         self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
         self.is_lost = False
@@ -89,7 +90,7 @@ class Session:
         if self.is_lost or connection.is_closed:
             return
         if silence > self.config.resume_window:
-            self.lose(f"no sign of life for {silence:.1f} s (resume_window is {self.config.resume_window:g} s)")
+            self.lose(self._overdue(silence))
         elif silence > 3 * self.config.heartbeat and connection.link is not None and self._redialling is None:
             connection.drop()
         elif connection.wire is not None:
@@ -100,7 +101,7 @@ class Session:
         link = self.connection.link
         assert link is not None
         pause = _FIRST_PAUSE
-        why = ""
+        self._why = ""
         try:
             while self._loop.time() - self.heard_at <= self.config.resume_window:
                 try:
@@ -110,21 +111,25 @@ class Session:
                     if error.side == "remote" and "session" in error.reason:
                         self.lose(f"its agent came back without our session: {error.reason}")
                         return
-                    why = str(error)
+                    self._why = str(error)
                 except LinkBroken as error:
-                    why = error.why
+                    self._why = error.why
                 else:
                     replay = link.resume(_parse_info(agreed.info)["received"], self._loop.time())
-                    self._redialling = None
+                    self._redialling, self._why = None, ""
                     self.heard_at = self._loop.time()
                     self.connection.attach(wire, agreed.leftover, replay)
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         except (LinkBroken, BadFrame) as error:
-            why = str(error)
-        window = self.config.resume_window
-        self.lose(f"no connection for {window:g} s (resume_window){f': {why}' if why else ''}")
+            self.lose(str(error))
+        else:
+            self.lose(self._overdue(self._loop.time() - self.heard_at))
+
+    def _overdue(self, silence: float) -> str:
+        window, why = self.config.resume_window, f": {self._why}" if self._why else ""
+        return f"no sign of life for {silence:.1f} s (resume_window is {window:g} s){why}"
 
     def lose(self, reason: str) -> None:
         """Give the peer up for good, and tell ``on_lost`` why. Twice is fine."""
