@@ -172,18 +172,16 @@ async def test_a_plain_def_is_reported_as_not_interruptible_and_goes_on(
     procs: ma.ProcMesh, capfd: pytest.CaptureFixture[str]
 ) -> None:
     blocking = (await procs.spawn("blocking", Blocking)).at(0)
-    calls = [blocking.block.call_one(0.1), blocking.block.call_one(0.05, True), blocking.block.call_one(0.3)]
-    await blocking.finished.call_one()
-    began = time.monotonic()
-    error = await cancelled(calls[0])
+    first, second, third = [blocking.block.call_one(name, True) for name in ("first", "second", "third")]
+    await blocking.wait_done.call_one("first begins")
+    error = await cancelled(first)
     assert str(error) == "blocking[0].block is a plain def and cannot be interrupted: it runs on"
-    await cancelled(calls[2])  # had not begun, and does not
-    assert time.monotonic() - began < 0.1
-    while await blocking.finished.call_one() == []:
-        await asyncio.sleep(0.005)
-    await cancelled(calls[1])
-    await blocking.block.call_one(0.0)
-    assert await blocking.finished.call_one() == [0.1, 0.05, 0.0]
+    await cancelled(second)  # has not begun, and will not
+    await blocking.open.call_one()
+    with pytest.raises(ValueError, match="too late"):
+        await third
+    done = await blocking.wait_done.call_one("third ends")
+    assert done == ["first begins", "first ends", "third begins", "third ends"]
     await procs.stop()
     assert "block, which its caller had cancelled, raised:" in capfd.readouterr().err  # an error is never lost
 

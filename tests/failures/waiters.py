@@ -1,7 +1,7 @@
 """Actors that wait, and say what became of that. Apart from the tests: workers import them."""
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator
 
 import monarch_async as ma
@@ -119,18 +119,26 @@ class Serial(Waiter):
 
 
 class Blocking(ma.Actor):
-    """Plain ``def`` endpoints."""
+    """Plain ``def`` endpoints, which end when the gate opens."""
 
     def __init__(self) -> None:
-        self.done: list[float] = []
+        self.gate = threading.Event()
+        self.done: list[str] = []
 
     @ma.endpoint
-    def block(self, seconds: float, fails: bool = False) -> None:
-        time.sleep(seconds)
-        self.done.append(seconds)
+    def block(self, name: str, fails: bool = False) -> None:
+        self.done.append(f"{name} begins")
+        assert self.gate.wait(20)
+        self.done.append(f"{name} ends")
         if fails:
             raise ValueError("too late")
 
     @ma.endpoint
-    async def finished(self) -> list[float]:
+    async def open(self) -> None:
+        self.gate.set()
+
+    @ma.endpoint
+    async def wait_done(self, last: str) -> list[str]:
+        while not self.done or self.done[-1] != last:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         return self.done
