@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self.wire = None
         self._joined.clear()
         self._write = self._drop
-        if self.link is None:
+        if self.link is None and not self.is_closed:
             self.is_closed = True
             self.send = self._drop
         self.consumer.connection_down(self, exc)
