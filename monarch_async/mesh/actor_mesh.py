@@ -96,8 +96,13 @@ class ActorGroup:
         await self.domain.requests.ask(address, "stop_actor", self.id, "restart")
         await self.respawn(address)
 
+    def excuse(self) -> None:
+        """It is stopped on purpose: that it may never have come up is no failure then."""
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+
     async def stop(self, members: Sequence[int]) -> None:
         """Stop the actors at these addresses: cancel, teardown. Waits for all."""
+        self.excuse()
         gone = self.procs.allocation.dead if self.procs.allocation is not None else set()
         await asyncio.gather(
             *[self.domain.requests.ask(m, "stop_actor", self.id, "it was stopped") for m in members if m not in gone]

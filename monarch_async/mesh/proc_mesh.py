@@ -3,19 +3,18 @@
 import asyncio
 import os
 import signal as signals
-import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_async.control.controller import Host
-from monarch_async.errors import BadCall, Closed, ExtentError, HostLost, SpawnFailed
+from monarch_async.errors import Closed, HostLost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
+from monarch_async.mesh.proc_recipe import ProcRecipe, check_mesh_name
 from monarch_async.mesh.sliced import Sliced
-from monarch_async.ranks import Extent, Point, Region
+from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.call import Unseen
 
 if TYPE_CHECKING:
@@ -23,44 +22,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 A = TypeVar("A")
-
-Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class ProcRecipe:
-    """How the procs of a mesh are made: what `HostMesh.spawn_procs` was given."""
-
-    env: Env | None = None
-    preload: tuple[str, ...] = ()
-    start: str = "fork"
-    python: str | None = None
-    cwd: str | None = None
-    sys_path: tuple[str, ...] = field(default_factory=tuple)
-
-    def spec(self, allocation: "Allocation", rank: int) -> dict[str, Any]:
-        """Return what the agent is told about one proc."""
-        name, extent = allocation.name, allocation.extent
-        point = extent.point(rank)
-        env = self.env(point) if callable(self.env) else self.env or {}
-        bad = [f"{k}={v!r}" for k, v in env.items() if not (isinstance(k, str) and isinstance(v, str))]
-        if bad:
-            raise BadCall("spawn_procs", f"env must map str to str: {', '.join(bad)}")
-        return {
-            "id": proc_of(allocation.addresses[rank]),
-            "mesh": name,
-            "rank": rank,
-            "extent": dict(extent),
-            "env": dict(env),
-            "cwd": self.cwd or os.getcwd(),
-            "start": self.start,
-            "python": self.python,
-            "title": f"{name}[{rank}]",
-            "entry": "monarch_async.mesh.worker:main",
-            "owner_actor": allocation.owner_actor,
-            "root": allocation.domain.root,
-        }
-
 
 class Allocation:
     """The procs of one `spawn_procs`, all slices of the mesh share it. Known only where it was spawned."""
@@ -77,12 +38,30 @@ class Allocation:
         self.dead: set[int] = set()
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
-        specs = [recipe.spec(self, rank) for rank in range(extent.size)]
+        specs = [self._spec(rank) for rank in range(extent.size)]
         for address in self.addresses:
             domain.allocations[address] = self
         self.ready = domain.start_task(self._spawn(range(len(specs)), specs))
         self.ready.add_done_callback(self._check_ready)
         self._is_awaited = False
+
+    def _spec(self, rank: int) -> dict[str, Any]:
+        """Return what the agent is told about one proc."""
+        recipe = self.recipe
+        return {
+            "id": proc_of(self.addresses[rank]),
+            "mesh": self.name,
+            "rank": rank,
+            "extent": dict(self.extent),
+            "env": recipe.env_of(self.extent.point(rank)),
+            "cwd": recipe.cwd or os.getcwd(),
+            "start": recipe.start,
+            "python": recipe.python,
+            "title": f"{self.name}[{rank}]",
+            "entry": "monarch_async.mesh.worker:main",
+            "owner_actor": self.owner_actor,
+            "root": self.domain.root,
+        }
 
     def _check_ready(self, ready: "asyncio.Task[None]") -> None:
         """A start that nobody awaits is still seen."""
@@ -98,7 +77,12 @@ class Allocation:
     async def wait_ready(self) -> None:
         """Wait until every proc is up. Raises SpawnFailed."""
         self._is_awaited = True
-        await asyncio.shield(self.ready)
+        try:
+            await asyncio.shield(self.ready)
+        except SpawnFailed:
+            for group in self.groups:  # their actors fail for the same reason, and that has been told now
+                group.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+            raise
 
     def _spawn(self, ranks: Sequence[int], specs: Sequence[dict[str, Any]]) -> Any:
         """Send the requests now, one per host; return what waits for the answers."""
@@ -131,7 +115,7 @@ class Allocation:
         address = self.addresses[rank]
         self.dead.add(address)  # what ends now is not a failure
         await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "restart", 0.2)
-        spec = self.recipe.spec(self, rank)
+        spec = self._spec(rank)
         waiting = self._spawn([rank], [spec])
         self.dead.discard(address)
         self.groups = [group for group in self.groups if not group.is_stopped]
@@ -141,6 +125,8 @@ class Allocation:
     async def stop(self, addresses: Sequence[int], reason: str) -> None:
         """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
         self.dead.update(addresses)
+        for group in self.groups:
+            group.excuse()
         by_agent: dict[int, list[int]] = defaultdict(list)
         for address in addresses:
             by_agent[agent_of(address)].append(proc_of(address))
@@ -229,6 +215,7 @@ class ProcMesh(Sliced):
         """
         from monarch_async.mesh.actor_mesh import spawn_actors
 
+        check_mesh_name("spawn", name)
         if self.allocation is not None and self.allocation.is_stopped:
             raise Closed(f"proc mesh {self.name}", "it was stopped")
         return spawn_actors(self, name, cls, args, kwargs)  # type: ignore[arg-type, return-value]
@@ -263,16 +250,3 @@ class ProcMesh(Sliced):
         if allocation is None:
             raise Closed(f"{what} of {self.name}", f"only the process that spawned a mesh can {what} it")
         return allocation
-
-
-def default_preload() -> tuple[str, ...]:
-    """Return what workers import before they are forked: torch and pyarrow, where this program uses torch."""
-    return ("torch", "pyarrow", "cloudpickle") if "torch" in sys.modules else ()
-
-
-def check_per_host(per_host: Mapping[str, int]) -> Extent:
-    """Return the extent of the procs of one host. Raises ExtentError."""
-    extent = Extent.of(per_host)
-    if "hosts" in extent:
-        raise ExtentError("the axis name 'hosts' is taken: it is the first axis of every proc mesh")
-    return extent

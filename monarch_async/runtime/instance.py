@@ -124,8 +124,11 @@ class Instance:
         if self.state is State.STOPPED:
             return self._failure
         self.state = State.RUNNING
-        self._advance()
         return None
+
+    def open(self) -> None:
+        """Begin the calls that have waited; whoever made the actor has been told that it is up."""
+        self._advance()
 
     def _recipe(
         self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]

@@ -141,6 +141,7 @@ class Proc:
             kept = flags & (GATHERED | EAGER)
             if report is None:
                 self.router.reply(src, call, rank, kept, NOTHING)
+                instance.open()
             else:
                 self.router.reply(src, call, rank, kept | FAILED, Encoded(report, []))
 
