@@ -20,7 +20,7 @@ from monarch_async.errors import Closed, ExtentError, SpawnFailed
 from monarch_async.ids import address
 from monarch_async.mesh.domain import activate_domain
 from monarch_async.mesh.host_mesh import HostMesh
-from monarch_async.mesh.proc_mesh import default_preload
+from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
 from monarch_async.runtime.loop import run_loop
@@ -61,7 +61,7 @@ class Cluster:
                 await controller.introduce()
             if preload := default_preload():  # so that the first spawn finds it warm
                 for host in hosts:
-                    self._program.requests.post(address(host.id, 0), "warm", list(preload), client_path())
+                    self._program.requests.post(address(host.id, 0), "warm", list(preload), list(client_path()))
         except BaseException:
             await self._close()
             raise
@@ -173,6 +173,7 @@ class LocalHosts(Cluster):
         for agent, host in zip(self._agents, hosts, strict=True):
             self._watches.append(asyncio.get_running_loop().create_task(_watch(agent, host, controller)))
         agents = {host.id: agent for agent, host in zip(self._agents, hosts, strict=True)}
+        controller.watched.update(agents)
         controller.on_host_lost = lambda host: agents[host.id].kill()
         return hosts
 
@@ -248,11 +249,6 @@ def attach(
         raise ValueError("attach() needs at least one address: attach('tcp://host:port', ...)")
     secret = token.encode() if token is not None else read_token(token_file)
     return AttachedHosts(urls, secret, config or Config.from_env())
-
-
-def client_path() -> list[str]:
-    """Return where this program finds its modules, for workers to find them too."""
-    return [os.path.abspath(path) for path in sys.path if path]
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

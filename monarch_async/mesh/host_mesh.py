@@ -1,19 +1,17 @@
 """Host meshes: machines, each with an agent."""
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from monarch_async.control.controller import Host
-from monarch_async.errors import BadCall
 from monarch_async.mesh.domain import active_domain
-from monarch_async.mesh.proc_mesh import (
-    Allocation,
+from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
+from monarch_async.mesh.proc_recipe import (
     Env,
-    ProcMesh,
     ProcRecipe,
-    check_per_host,
+    check_mesh_name,
+    client_path,
     default_preload,
+    extent_of_procs,
 )
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.mesh.status import Status, fetch_status
@@ -71,21 +69,17 @@ class HostMesh(Sliced):
 
         Raises ExtentError for sizes or axes that make no mesh, BadCall for other arguments; nothing is started then.
         """
-        if start not in ("fork", "spawn"):
-            raise BadCall("spawn_procs", f"start={start!r}: expected 'fork' or 'spawn'")
-        if isinstance(preload, str):
-            raise BadCall("spawn_procs", f"preload={preload!r}: expected a list of module names")
-        inner = check_per_host(per_host or {})
-        extent = Extent.of({**self.extent, **inner})
+        check_mesh_name("spawn_procs", name)
+        extent, count = extent_of_procs(self.extent, per_host)
         recipe = ProcRecipe(
             env,
-            tuple(preload) if preload is not None else default_preload(),
+            preload if preload is not None else default_preload(),
             "spawn" if python is not None else start,
             python,
             cwd,
-            tuple(os.path.abspath(path) for path in sys.path if path),
+            client_path(),
         )
-        hosts = [host for host in self.hosts for _ in range(inner.size)]
+        hosts = [host for host in self.hosts for _ in range(count)]
         return Allocation(active_domain(), name, extent, hosts, recipe).mesh
 
     async def status(self) -> Status:
@@ -97,5 +91,5 @@ class HostMesh(Sliced):
 
 
 def this_host() -> HostMesh:
-    """Return the host this code runs on, in an actor; in the client, the mesh of all its hosts' first member."""
+    """Return the host this code runs on, in an actor; in the client, the first of its hosts."""
     return HostMesh(active_domain().hosts[:1], name="this_host")
