@@ -132,9 +132,10 @@ class WouldDeadlock(Error):
 
     def __str__(self) -> str:
         path = " -> ".join(self.chain)
+        count = "1 call" if self.max_concurrency == 1 else f"{self.max_concurrency} calls"
         return (
-            f"call would deadlock: {self.actor} runs at most {self.max_concurrency} call(s) at a time "
-            f"and already waits in this one: {path}"
+            f"{self.actor} would wait for itself: {path}; it runs {count} at a time: "
+            "raise its max_concurrency, or do not await this there"
         )
 
 

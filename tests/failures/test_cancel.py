@@ -137,8 +137,9 @@ async def test_an_endpoint_that_ignores_it_is_left_behind_after_the_grace(
 
 async def test_an_error_in_spite_of_it_is_not_lost(procs: ma.ProcMesh, caplog: pytest.LogCaptureFixture) -> None:
     waiters = await procs.spawn("waiters", Waiter)
-    calls: list[asyncio.Future[object]] = [waiters.at(0).raise_when_cancelled.call_one(), waiters.raise_when_cancelled.call()]  # type: ignore[list-item]
-    await waiters.at(0).wait_begun.call_one(2)
+    one, every = waiters.at(0).raise_when_cancelled, waiters.raise_when_cancelled
+    calls: list[asyncio.Future[object]] = [one.call_one(), every.call()]  # type: ignore[list-item]
+    await asyncio.gather(waiters.at(0).wait_begun.call_one(2), waiters.at(1).wait_begun.call_one(1))
     for call, count in zip(calls, (1, 2), strict=True):
         error = await cancelled(call)
         head = f"waiters.raise_when_cancelled was cancelled; meanwhile {count} failed, first: ValueError: waiters["

@@ -139,6 +139,6 @@ class Blocking(ma.Actor):
 
     @ma.endpoint
     async def wait_done(self, last: str) -> list[str]:
-        while not self.done or self.done[-1] != last:  # noqa: ASYNC110
+        while not self.done or self.done[-1] != last:
             await asyncio.sleep(0.001)
         return self.done
