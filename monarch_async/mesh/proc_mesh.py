@@ -205,7 +205,7 @@ class ProcMesh(Sliced):
         """Return the name of the host an address is on."""
         return self._host_names.get(host_of(address), f"{host_of(address):08x}")
 
-    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+    def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
         """Make one actor of class ``cls`` in every proc of this mesh; return the actor mesh.
 
         The result looks like ``cls`` to an editor: its endpoints have adverbs (``mesh.step.call(...)``). It may be used

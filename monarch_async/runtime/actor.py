@@ -137,7 +137,7 @@ def endpoint(function: Callable[..., Any]) -> Any:
         raise BadEndpoint(f"@endpoint on {function!r}", "it must decorate a function defined in an Actor class")
     if inspect.isgeneratorfunction(function):
         raise BadEndpoint(f"endpoint {function.__qualname__}", "a plain generator cannot stream: make it `async def`")
-    return StreamMark(function) if inspect.isasyncgenfunction(function) else EndpointMark(function)
+    return StreamMark(function) if _style_of(function) is Style.STREAM else EndpointMark(function)
 
 
 #: Names a mesh has itself: an endpoint of that name could not be reached.
@@ -172,7 +172,8 @@ class Actor:
                 raise BadEndpoint(
                     f"endpoint {cls.__name__}.{name}", f"every mesh has {name!r} itself: give it another name"
                 )
-        if not isinstance(cls.max_concurrency, int) or cls.max_concurrency < 1:
+        limit = cls.max_concurrency
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             why = f"max_concurrency is {cls.max_concurrency!r}: it must be 1 or more"
             raise BadEndpoint(f"actor {cls.__name__}", why)
 
@@ -216,19 +217,21 @@ def interface_of(cls: type) -> Interface:
 
 
 def _spec(name: str, function: Callable[..., object]) -> EndpointSpec:
-    if inspect.isasyncgenfunction(function):
-        style = Style.STREAM
-    elif inspect.iscoroutinefunction(function):
-        style = Style.COROUTINE
-    else:
-        style = Style.THREAD
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise BadEndpoint(f"endpoint {function.__qualname__}", "it takes no self")
     bare = [
         p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else OPTIONAL) for p in parameters[1:]
     ]
-    return EndpointSpec(name, style, inspect.Signature(bare))
+    return EndpointSpec(name, _style_of(function), inspect.Signature(bare))
+
+
+def _style_of(function: Callable[..., object]) -> Style:
+    """A decorator that follows `functools.wraps` passes on what it decorates: its result is awaited or streamed too."""
+    function = inspect.unwrap(function)
+    if inspect.isasyncgenfunction(function):
+        return Style.STREAM
+    return Style.COROUTINE if inspect.iscoroutinefunction(function) else Style.THREAD
 
 
 _WAITING_OPS = {"GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND"}
@@ -241,6 +244,6 @@ def never_waits(function: Callable[..., object]) -> bool:
     gets a task.
     """
     code = getattr(function, "__code__", None)
-    if code is None or "current_task" in code.co_names:
+    if code is None or not inspect.iscoroutinefunction(function) or "current_task" in code.co_names:
         return False
     return not any(instruction.opname in _WAITING_OPS for instruction in dis.get_instructions(code))
