@@ -324,13 +324,13 @@ class Router:
     def reply(
         self, dst: int, call: int, rank: int, flags: int, encoded: Encoded, via: Connection | None = None
     ) -> int:
-        """Answer a call, the way it came (``via``); return the size sent."""
+        """Answer a call, the way it came (``via``); return the payload's size: what its receiver sees of it."""
         skeleton, buffers = encoded
         connection = via if via is not None and not via.is_closed else self.uplink(dst)
         if not buffers and len(skeleton) <= self.config.large:
             length = HEADER_SIZE + len(skeleton)
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
-            return length
+            return len(skeleton)
         return self.reply_parcel(dst, call, rank, flags, self.outgoing.parcel(encoded), via)
 
     def reply_parcel(

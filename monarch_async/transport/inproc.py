@@ -12,6 +12,7 @@ order, in pieces as `Split` cuts them; the stream can be broken behind an exact 
 """
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -55,6 +56,7 @@ class Inproc(asyncio.Transport):
         super().__init__(dict(extra or {}))
         self.peer = self
         self.arrived = 0  #: how many bytes of this end's the other has been handed
+        self.context = contextvars.copy_context()  #: in which the protocol is called
         self._loop = asyncio.get_running_loop()
         self._protocol, self._latency, self._split = protocol, latency, split
         self._flight: deque[tuple[float, bytes]] = deque()  # (when it arrives, what)
@@ -133,9 +135,9 @@ class Inproc(asyncio.Transport):
         if self._timer is not None or (self._pieces and self.peer._is_reading_paused and not self.peer._is_closing):
             return
         if self._pieces or (self._flight and not self._latency):
-            self._timer = self._loop.call_soon(self._deliver)
+            self._timer = self._loop.call_soon(self._deliver, context=self.peer.context)
         elif self._flight:
-            self._timer = self._loop.call_at(self._flight[0][0], self._deliver)
+            self._timer = self._loop.call_at(self._flight[0][0], self._deliver, context=self.peer.context)
 
     def _deliver(self) -> None:
         """Hand over the next piece; what was written together arrives together."""
@@ -207,5 +209,5 @@ class Inproc(asyncio.Transport):
         self._is_closing = True
         if not self._is_over:
             self._is_over = True
-            self._loop.call_soon(lambda: self._protocol.connection_lost(error))
+            self._loop.call_soon(lambda: self._protocol.connection_lost(error), context=self.context)
             self.peer._schedule()
