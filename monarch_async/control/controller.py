@@ -24,7 +24,6 @@ from monarch_async.transport.dial import Url
 from monarch_async.transport.session import Session
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, pack_frame
 
-
 #: How long the news of an agent's exit may take after its connection has closed.
 _OBITUARY = 0.1
 

@@ -19,7 +19,8 @@ What it refuses
 - Endpoints named like a mesh's own methods: they could not be reached.
 
 Reading order
-- ``cluster.py``, ``host_mesh.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a program gets from nothing to actors
+- ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a program gets from
+  nothing to actors
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
 - ``sliced.py``  what the meshes have in common
 - ``domain.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers: who spawned what,
