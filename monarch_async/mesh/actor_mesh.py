@@ -93,7 +93,7 @@ class ActorGroup:
         if address in allocation.dead:
             await allocation.restart(allocation.addresses.index(address))
             return
-        await self.domain.requests.ask(address, "stop_actor", self.id, "restart")
+        await self.domain.requests.ask(address, "stop_actor", self.id, "it is restarted")
         await self.respawn(address)
 
     def excuse(self) -> None:
@@ -110,6 +110,7 @@ class ActorGroup:
         if len(members) == len(self.members):
             self.is_stopped = True
             self.domain.groups.pop(self.id, None)
+            self.domain.router.retire(self.members, self.id)
 
 
 class ActorMesh(Sliced):

@@ -36,6 +36,7 @@ class Allocation:
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
         self.dead: set[int] = set()
+        self.restarting: dict[int, asyncio.Task[None]] = {}  #: by address
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
         specs = [self._spec(rank) for rank in range(extent.size)]
@@ -109,12 +110,21 @@ class Allocation:
         return answers()
 
     async def restart(self, rank: int) -> None:
-        """End the proc if it lives, and make it and its actors anew, under the same address."""
+        """End the proc if it lives, and make it and its actors anew, under the same address.
+
+        Who asks while that is under way waits for the same. What fails meanwhile is this one's failure to report.
+        """
         if self.is_stopped:
             raise Closed(f"proc mesh {self.name}", "it was stopped")
         address = self.addresses[rank]
-        self.dead.add(address)  # what ends now is not a failure
-        await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "restart", 0.2)
+        if address not in self.restarting:
+            self.restarting[address] = task = self.domain.start_task(self._restart(rank, address))
+            task.add_done_callback(lambda _: self.restarting.pop(address, None))
+        await asyncio.shield(self.restarting[address])
+
+    async def _restart(self, rank: int, address: int) -> None:
+        self.dead.add(address)
+        await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "it is restarted", 0.2)
         spec = self._spec(rank)
         waiting = self._spawn([rank], [spec])
         self.dead.discard(address)
@@ -146,6 +156,7 @@ class Allocation:
             self.is_stopped = True
             for address in self.addresses:
                 self.domain.allocations.pop(address, None)
+            self.domain.router.retire(self.addresses)
             for group in self.groups:
                 self.domain.groups.pop(group.id, None)
 
@@ -237,11 +248,11 @@ class ProcMesh(Sliced):
         for address in self.addresses:
             by_agent[agent_of(address)].append(proc_of(address))
         for agent, ids in by_agent.items():
-            await domain.requests.ask(agent, "kill", ids, int(signal), domain.router.name)
+            await domain.requests.ask(agent, "kill", ids, int(signal), f"asked for by {domain.router.name}")
 
     async def stop(self) -> None:
         """End these procs in order: teardown hooks, then TERM, then KILL; wait until all are gone. Twice is fine."""
-        allocation = self._owned("stop")
+        allocation = self._owned("its mesh was stopped")
         if not allocation.is_stopped:
             await allocation.stop(self.addresses, "it was stopped")
 

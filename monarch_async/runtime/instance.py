@@ -167,6 +167,7 @@ class Instance:
         for request in self.mailbox.values():
             self.answers.refused(request, report)
         self.mailbox.clear()
+        self._let_go()
         return report
 
     async def stop(self, reason: str) -> None:
@@ -203,7 +204,13 @@ class Instance:
             for key, request in list(self.running.items()):
                 del self.running[key]
                 self.answers.failed(request, self._failure)
+            self._let_go()
             await self.proc.release(self)
+
+    def _let_go(self) -> None:
+        """Keep nothing of the actor: this answers late calls for as long as the proc lives."""
+        self.actor = None
+        self._methods.clear()
 
     async def fail(self, died: ActorDied, cause: BaseException) -> None:
         """End by a failure of its own, outside of any endpoint: tell its owner and all callers, then stop."""

@@ -24,7 +24,7 @@ from monarch_async.errors import Backpressure, BadCall, BadFrame, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
 from monarch_async.runtime.delivery import SEND, Delivery, of_stream
-from monarch_async.runtime.direct import DIRECT, FEW, PATIENCE, Direct
+from monarch_async.runtime.direct import DIRECT, FEW, PATIENCE, RELAYED, Direct
 from monarch_async.runtime.members import Members
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.reader import Reader
@@ -170,6 +170,18 @@ class Router:
             path.inflight = path.inflight_bytes = path.turns = 0
             path.connection = self.uplink(dst)
 
+    def retire(self, members: Sequence[int], actor: int | None = None) -> None:
+        """These procs, or their members of ``actor``, have been ended for good: keep nothing for them.
+
+        Whoever still has a reference goes through the agent, which knows that they are gone.
+        """
+        gone = set(members)
+        for key in [key for key in self._paths if key[0] in gone and actor in (None, key[1])]:
+            path = self._paths[key]
+            if not path.queue and not path.inflight:
+                path.connection, path.turns = self.uplink(path.dst), RELAYED
+                del self._paths[key]
+
     # -- calls out -------------------------------------------------------------------------------------------------
 
     def register(self, pending: Pending) -> int:
@@ -223,6 +235,10 @@ class Router:
         return nbytes
 
     def _wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
+        self._check_room(path, call)
+        path.queue[call] = (nbytes, send)
+
+    def _check_room(self, path: Path, call: int) -> None:
         if len(path.queue) >= 16 * path.window:
             self.pending.pop(call, None)
             raise Backpressure(
@@ -230,7 +246,6 @@ class Router:
                 f"{len(path.queue)} calls wait behind {path.inflight} unanswered ones",
                 "await some of them before sending more",
             )
-        path.queue[call] = (nbytes, send)
 
     def answered(self, path: Path, nbytes: int) -> None:
         """A call of this size on this path has been answered: the next one that waits may go."""
@@ -256,6 +271,8 @@ class Router:
         is_plain = not buffers and len(skeleton) <= self.config.large
         if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
             flags &= ~GATHERED
+            for path in paths:  # all or none
+                self._check_room(path, call)
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
             parcel = self.outgoing.parcel(encoded)
