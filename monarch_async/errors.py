@@ -57,8 +57,8 @@ class ActorDied(Lost):
 class ProcDied(Lost):
     """A worker process ended.
 
-    ``exit_code`` is None where a signal ended it; ``stderr`` holds its last lines; ``killed_by`` says who asked for
-    it, where that was us; ``call`` names what was running, where known.
+    ``exit_code`` is None where a signal ended it; ``stderr`` holds its last lines; ``killed_by`` says who ended
+    it and why, where that was us.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class ProcDied(Lost):
             except ValueError:
                 name = f"signal {self.signal}"
             notes = ["out of memory"] if self.out_of_memory else []
-            notes += [f"asked for by {self.killed_by}"] if self.killed_by else []
+            notes += [self.killed_by] if self.killed_by else []
             return f"killed by {name}" + (f" ({', '.join(notes)})" if notes else "")
         if self.exit_code is None:
             return self.killed_by or "it was already gone"
-        return f"exited with status {self.exit_code}"
+        if self.exit_code == 0 and self.killed_by:
+            return f"stopped ({self.killed_by})"
+        return f"exited with status {self.exit_code}" + (f" ({self.killed_by})" if self.killed_by else "")
 
     def __str__(self) -> str:
         pid = f" (pid {self.pid})" if self.pid else ""

@@ -58,16 +58,16 @@ class Budget:
     """How often each member may be restarted, and how long to wait before each time. Pure."""
 
     def __init__(self, times: int, backoff: float) -> None:
-        """``times`` per member; the pause doubles from ``backoff`` seconds."""
+        """``times`` per member; the pause doubles from ``backoff`` seconds. Raises Error where either is negative."""
         if times < 0 or backoff < 0:
             raise Error(f"restart(times={times}, backoff={backoff:g}): neither may be negative")
-        self._times, self._backoff = times, backoff
-        self._used: dict[tuple[str, int], int] = {}
+        self.times, self._backoff = times, backoff
+        self._used: dict[tuple[Restartable, int], int] = {}
 
-    def take(self, mesh: str, rank: int) -> float | None:
+    def take(self, mesh: Restartable, rank: int) -> float | None:
         """Return the pause before the next restart of this member, or None where there is none left."""
         used = self._used.get((mesh, rank), 0)
-        if used >= self._times:
+        if used >= self.times:
             return None
         self._used[(mesh, rank)] = used + 1
         return self._backoff * 2**used
@@ -76,17 +76,21 @@ class Budget:
 def restarting(budget: Budget, sleep: Callable[[float], Awaitable[None]]) -> Policy:
     """Return the policy that restarts what failed within ``budget``, then lets the failure through.
 
-    ``sleep`` waits for seconds. A restart that itself fails uses up another try.
+    ``sleep`` waits for seconds. A restart that itself fails uses up another try. A failure that is let through has a
+    note that says why.
     """
 
     async def policy(failure: Failure) -> bool:
-        while (pause := budget.take(failure.mesh.name, failure.rank)) is not None:
+        why = ""
+        while (pause := budget.take(failure.mesh, failure.rank)) is not None:
             await sleep(pause)
             try:
                 await failure.mesh.restart(failure.rank)
-            except Error:
+            except Error as error:
+                why = f"; the last one failed: {error}"
                 continue
             return True
+        failure.error.add_note(f"not restarted: {budget.times} restarts of this member are used up{why}")
         return False
 
     return policy

@@ -150,6 +150,8 @@ class Domain:
             if address in allocation.dead or allocation.is_stopped or not exit.was_up:
                 continue
             allocation.dead.add(address)
+            if address in allocation.restarting:
+                continue
             if id(allocation) not in told:
                 told.add(id(allocation))
                 rank = allocation.addresses.index(address)
