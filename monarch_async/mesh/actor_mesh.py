@@ -50,6 +50,7 @@ class ActorGroup:
         self.extent: Extent = procs.extent
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.is_stopped = False
+        self._restarting: dict[int, asyncio.Task[None]] = {}  # by proc address: who asks again waits for the same
         order = SpawnOrder(name, self.extent, self.members, self.owner_actor, recipe.skeleton)
         self._order = order.pack(recipe.buffers)
         self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)
@@ -90,9 +91,15 @@ class ActorGroup:
         allocation = self.procs.allocation
         if allocation is None:
             raise Closed(f"restart of {self.name}", "its procs belong to another process: restart them there")
-        if address in allocation.dead:
+        if address in allocation.dead or address in allocation.restarting:
             await allocation.restart(allocation.addresses.index(address))
             return
+        if address not in self._restarting:
+            self._restarting[address] = task = self.domain.start_task(self._restart(address))
+            task.add_done_callback(lambda _: self._restarting.pop(address, None))
+        await asyncio.shield(self._restarting[address])
+
+    async def _restart(self, address: int) -> None:
         await self.domain.requests.ask(address, "stop_actor", self.id, "it is restarted")
         await self.respawn(address)
 

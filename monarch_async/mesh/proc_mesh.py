@@ -234,7 +234,7 @@ class ProcMesh(Sliced):
     async def restart(self, rank: int) -> None:
         """End the proc at ``rank`` if it lives, and make it and its actors anew in its place.
 
-        References stay valid. Calls in flight fail with `ProcDied`. Waits until the actors are up again.
+        References stay valid. Calls in flight fail with `ActorDied` or `ProcDied`. Waits until the actors are up again.
         """
         await self._owned("restart").restart(self.region.base_rank(rank))
 

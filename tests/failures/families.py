@@ -79,6 +79,10 @@ class Parent(ma.Actor):
         await self.children.wait.call()
 
     @ma.endpoint
+    async def call_on(self, child: Child, endpoint: str) -> object:
+        return await getattr(child, endpoint).call_one()
+
+    @ma.endpoint
     async def child_pids(self) -> list[int]:
         return list(await self.children.pid.call())
 
