@@ -1,6 +1,7 @@
 """The client's program: the domain whose owners are scopes, and whose log lines go to the terminal."""
 
 import asyncio
+import contextlib
 
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
@@ -9,6 +10,9 @@ from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.scope import Scope, current_scope
 from monarch_async.runtime.call import Unseen
+
+#: How long an agent may take to answer beyond the grace that procs have.
+_PATIENCE = 10.0
 
 
 class Program(Domain):
@@ -64,6 +68,8 @@ class Program(Domain):
             allocation.stop(allocation.addresses, "its client has ended")
             for allocation in {id(a): a for a in self.allocations.values()}.values()
         ]
-        await asyncio.gather(*stops, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):  # an agent that does not answer ends them when we have left
+            async with asyncio.timeout(2 * self.config.stop_grace + _PATIENCE):
+                await asyncio.gather(*stops, return_exceptions=True)
         self.console.close()
         await self.controller.aclose()

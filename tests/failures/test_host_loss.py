@@ -74,8 +74,9 @@ async def test_an_attached_agent_that_is_killed_is_lost_after_the_window(wait_go
         os.kill(agent.pid, signal.SIGKILL)
         killed = time.monotonic()
         await wait_gone(pids, within=5)
-        with pytest.raises(ma.HostLost, match=r"no sign of life for .* s \(resume_window is 1 s\): cannot connect: Connection refused"):
+        with pytest.raises(ma.HostLost, match="no sign of life for") as caught:
             await waiting
+        assert caught.value.reason.endswith("(resume_window is 1 s): cannot connect: Connection refused")
         assert 0.5 < time.monotonic() - killed < 5
         with pytest.raises(ma.HostLost):
             await victim.echo.call_one(0)
