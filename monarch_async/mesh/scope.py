@@ -30,13 +30,15 @@ class Scope:
         self.failure: BaseException | None = None
         self.is_left = False
         self._has_failed_inside = False
+        self._is_cancelled = False
         self._task: asyncio.Task[object] | None = None
         self._token: Token[Scope | None] | None = None
 
     async def __aenter__(self) -> "Scope":
         """Begin: what this task spawns from now on belongs here."""
         self.parent = current_scope()
-        self.is_left = False
+        if self.is_left:  # entered again
+            self.is_left, self.failure = False, None
         self._token = _scope.set(self)
         self._task = asyncio.current_task()
         return self
@@ -58,12 +60,13 @@ class Scope:
         self.is_left = True
         self._has_failed_inside = self.failure is not None
         task, self._task = self._task, None
+        was_cancelled, self._is_cancelled = self._is_cancelled, False
         if self._token is not None:
             try:
                 _scope.reset(self._token)
             except ValueError:  # left in another context than entered (an async generator, a notebook)
                 _scope.set(self.parent)
-        if self.failure is not None and task is not None:
+        if was_cancelled and task is not None:
             task.uncancel()
 
     def raise_failure(self, error: BaseException | None) -> None:
@@ -82,8 +85,13 @@ class Scope:
             self.parent.fail(error)
         elif self.failure is None:
             self.failure = error
-            if self._task is not None:
-                self._task.cancel()
+            if self._task is not None:  # soon, when it waits: the body may be what runs now, and about to end
+                self._task.get_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._is_cancelled = True
+            self._task.cancel()
 
     @property
     def has_policy(self) -> bool:
