@@ -262,7 +262,8 @@ class MeshCall(RemoteFuture[T]):
         self._waiting.difference_update(lost)
         for index in lost:
             self.router.answered(self._paths[index], self.nbytes)
-            self._errors[index] = error
+            if isinstance(error, Lost) or not self.is_cancelling:  # a cancelled call that was never sent has not failed
+                self._errors[index] = error
             if self.on_each is not None and not self.done():
                 self.on_each(index, None, error)
         if lost and not self.done() and not self.is_cancelling:
