@@ -83,6 +83,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
 def local_agent_pid(name: str) -> int:
     """Return the pid of the agent that `ma.local_hosts` of this process started under that name."""
     for pid in descendants(os.getpid()):

@@ -96,3 +96,13 @@ class Victim(ma.Actor):
         with open("/proc/self/cmdline", "rb") as file:
             arguments = file.read().decode(errors="replace")
         return {"environ": environ, "os.environ": str(dict(os.environ)), "argv": arguments + str(sys.argv)}
+
+    @ma.endpoint
+    async def say(self, line: str) -> None:
+        print(line)
+
+    @ma.endpoint
+    async def spawn_on(self, hosts: ma.HostMesh) -> "Victim":
+        """Spawn a proc of this actor's own there."""
+        self.procs = await hosts.spawn_procs(name="owned")
+        return await self.procs.spawn("owned", Victim)
