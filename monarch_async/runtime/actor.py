@@ -7,7 +7,7 @@ call without importing the actor's code.
 
 import dis
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -122,7 +122,7 @@ class StreamMark(EndpointMark[P, R]):
 
 
 @overload
-def endpoint(function: Callable[Concatenate[A, P], AsyncGenerator[R, None]]) -> StreamMark[P, R]: ...
+def endpoint(function: Callable[Concatenate[A, P], AsyncIterator[R]]) -> StreamMark[P, R]: ...
 @overload
 def endpoint(function: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> EndpointMark[P, R]: ...
 @overload
