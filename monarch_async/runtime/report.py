@@ -33,8 +33,10 @@ def pack_error(error: Error, cause: BaseException | None = None) -> bytes:
 
 
 def describe(error: BaseException) -> str:
-    """Return class and text of any exception on one line. Never raises."""
+    """Return class and text of any exception; the text alone of this package's own, which says all. Never raises."""
     text = _text(error)
+    if isinstance(error, Error):
+        return text
     return f"{_name(error)}: {text}" if text else _name(error)
 
 
