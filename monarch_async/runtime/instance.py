@@ -75,7 +75,7 @@ class Instance:
         self.running: dict[tuple[int, int], Request] = {}
         self.max_concurrency = 1000
         self._slots = 0
-        self._unstarted: Request | None = None  # the last one given a task, until that begins
+        self._unstarted = 0  # calls that were given a task which has not begun
         self._methods: dict[str, tuple[Callable[..., Any], Style, bool]] = {}
         self._thread: ActorThread | None = None
         self._failure: bytes = b""
@@ -273,7 +273,7 @@ class Instance:
         if not request.flags & WANTS_REPLY:
             self.answers.started(request)
         self.proc.watch_loop(self)
-        if is_immediate and self._unstarted is None:
+        if is_immediate and not self._unstarted:
             self._run_now(request, method)
             return
         self.running[(request.src, request.call)] = request
@@ -290,7 +290,7 @@ class Instance:
         else:
             work = self._run(request, method)
         token = _current.set(context)
-        self._unstarted = request
+        self._unstarted += 1
         request.task = self._router.loop.create_task(work)
         _current.reset(token)
 
@@ -318,8 +318,7 @@ class Instance:
         return method(*args, **kwargs)
 
     async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
-        if self._unstarted is request:
-            self._unstarted = None
+        self._unstarted -= 1
         try:
             args, kwargs = self._arguments(request)
             value = await method(*args, **kwargs)
@@ -330,8 +329,7 @@ class Instance:
                 self.answers.value(request, value)
 
     async def _run_stream(self, request: Request, method: Callable[..., Any]) -> None:
-        if self._unstarted is request:
-            self._unstarted = None
+        self._unstarted -= 1
         config = self._router.config
         producer = Producer(self, request, request.credit or (config.stream_items, config.stream_bytes))
         try:
@@ -411,7 +409,7 @@ class Instance:
             request.task.cancel()
             state = inspect.getcoroutinestate(request.task.get_coro())  # type: ignore[arg-type]
             if state == inspect.CORO_CREATED:  # it will never see that
-                self._unstarted = None if self._unstarted is request else self._unstarted
+                self._unstarted -= 1
                 self._end(request)
                 self.answers.cancelled(request)
         elif self._thread is not None and self._thread.withdraw(request):
