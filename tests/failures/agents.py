@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,11 +38,16 @@ class Agent:
 
 @asynccontextmanager
 async def running_agent(
-    listen: str = "tcp://127.0.0.1:0", name: str = "h", config: ma.Config = IMPATIENT, **environ: str
+    listen: str = "tcp://127.0.0.1:0",
+    name: str = "h",
+    config: ma.Config = IMPATIENT,
+    command: Sequence[str] = (),
+    **environ: str,
 ) -> AsyncIterator[Agent]:
-    """Start an agent and wait until it listens; end it (whatever state it is in) after the block."""
+    """Start an agent (by ``command``, if given) and wait until it listens; end it after the block."""
+    plain = [sys.executable, "-m", "monarch_async.cli.main", "agent", "--listen", listen, "--name", name]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "monarch_async.cli.main", "agent", "--listen", listen, "--name", name,
+        *(command or plain),
         env={**os.environ, "MONARCH_ASYNC_TOKEN": TOKEN, **config.as_env(), **environ},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

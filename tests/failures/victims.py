@@ -106,3 +106,7 @@ class Victim(ma.Actor):
         """Spawn a proc of this actor's own there."""
         self.procs = await hosts.spawn_procs(name="owned")
         return await self.procs.spawn("owned", Victim)
+
+    @ma.endpoint
+    async def fail(self, text: str) -> None:
+        raise LookupError(text)
