@@ -60,14 +60,25 @@ def descriptors() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test no child, descriptor, shared memory or socket folder of it is left."""
+    """After a test no child, descriptor or shared memory of it is left."""
     if "hosts" in request.fixturenames:
         request.getfixturevalue("hosts")
-    before_children, before_shm = children(), set(os.listdir("/dev/shm"))
-    before_fds = len(descriptors())
+    before = children(), set(os.listdir("/dev/shm")), len(descriptors())
     yield
-    gc.collect()
-    assert children() <= before_children, f"children left: {children() - before_children}"
-    assert set(os.listdir("/dev/shm")) <= before_shm
-    after = descriptors()
-    assert len(after) <= before_fds + 1, f"descriptors left: {after}"
+    left = what_is_left(*before)
+    if left:  # a collection takes longer than most tests: only where something waits for one
+        gc.collect()
+        left = what_is_left(*before)
+    assert not left, "; ".join(left)
+
+
+def what_is_left(kids: set[int], shm: set[str], fds: int) -> list[str]:
+    """Say what is there that was not there before."""
+    left = []
+    if more := children() - kids:
+        left.append(f"children left: {more}")
+    if more := set(os.listdir("/dev/shm")) - shm:
+        left.append(f"shared memory left: {more}")
+    if len(after := descriptors()) > fds + 1:
+        left.append(f"descriptors left: {after}")
+    return left
