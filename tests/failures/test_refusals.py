@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -105,11 +106,14 @@ async def test_many_that_connect_and_say_nothing() -> None:
             end.close()
 
 
+def introduction() -> dict[str, Any]:
+    return {"session": os.urandom(16), "role": "client", "address": address(random_id32(), 1), "name": "odd client"}
+
+
 @asynccontextmanager
 async def ma_client(agent: Agent):
     """A client that has proved itself, and may then send whatever it likes."""
-    info = {"session": os.urandom(16), "role": "client", "address": address(random_id32(), 1), "name": "odd client"}
-    wire, _ = await dial(Url.parse(agent.url), TOKEN.encode(), msgpack.packb(info))
+    wire, _ = await dial(Url.parse(agent.url), TOKEN.encode(), msgpack.packb(introduction()))
     try:
         yield wire.write
     finally:
@@ -142,7 +146,7 @@ async def test_what_breaks_the_rules_after_the_handshake_closes_that_connection(
 
 async def test_a_cast_and_requests_that_make_no_sense() -> None:
     async with busy_agent() as agent:
-        info = {"session": os.urandom(16), "role": "client", "address": address(random_id32(), 1), "name": "odd client"}
+        info = introduction()
         wire, agreed = await dial(Url.parse(agent.url), TOKEN.encode(), msgpack.packb(info))
         to = _agents_address(agreed.info)
         requests = [b"", b"\xc1", msgpack.packb(5), msgpack.packb(["no such"]), msgpack.packb(["spawn", 1, 2, 3])]
