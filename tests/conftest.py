@@ -1,6 +1,7 @@
 """What every test gets: uvloop, and a check that nothing is left behind."""
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,7 +44,8 @@ def children() -> set[int]:
     """The pids of this process's living children."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.update(int(pid) for pid in (task / "children").read_text().split())
     return found
 
 
