@@ -22,7 +22,8 @@ from monarch_async.ranks import Point
 from monarch_async.runtime.actor import EndpointSpec
 from monarch_async.runtime.call import Broadcast, Call, MeshCall
 from monarch_async.runtime.context import current_context
-from monarch_async.runtime.router import Path, Router
+from monarch_async.runtime.path import Path
+from monarch_async.runtime.router import Router
 from monarch_async.wire.frame import EAGER, GATHERED, STREAMED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
 from monarch_async.wire.payload import Encoded, dumps_call

@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 from monarch_async.errors import Closed
 from monarch_async.ranks import Extent, Point
 from monarch_async.runtime.call import MeshCall, load_outcome
-from monarch_async.runtime.router import CREDITS, Path, Router
+from monarch_async.runtime.incoming import CREDITS
+from monarch_async.runtime.path import Path
+from monarch_async.runtime.router import Router
 from monarch_async.wire.frame import CANCEL, CANCELLED, CREDIT, STREAMED, pack_frame
 from monarch_async.wire.payload import Buffer
 
@@ -194,7 +196,7 @@ class ItemSource(Source[T]):
         path = self._path
         if self._ended.done() or self._router.is_closed:
             return
-        if self._router.withdraw(path, self.id):  # never sent: nothing runs that would acknowledge
+        if path.withdraw(self.id):  # never sent: nothing runs that would acknowledge
             self._router.pending.pop(self.id, None)
             self.lose(lambda _: True, Closed(self._what))
         else:

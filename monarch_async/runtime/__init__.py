@@ -12,7 +12,7 @@ Ideas
   forgotten: it goes to supervision.
 - The loop of a proc belongs to ``async`` endpoints and to the runtime. A plain ``def`` endpoint runs on its actor's
   own thread, so that a training step stops neither status, nor cancel, nor the other actors of the proc.
-- The hot path (`Router.feed`, `Router.post`, `Instance.accept`) makes no task, closure or log record per message; an
+- The hot path (`Incoming.feed`, `Router.post`, `Instance.accept`) makes no task, closure or log record per message; an
   endpoint that never awaits is run to its end where it arrives.
 
 What it refuses
@@ -22,7 +22,8 @@ What it refuses
 
 Reading order
 - ``actor.py``  what a user writes, and the interface it becomes
-- ``router.py``, ``call.py``, ``members.py``, ``delivery.py``  calls out and their futures; calls in, in order
+- ``router.py``, ``path.py``, ``members.py``, ``call.py``  calls out: order, windows, futures
+- ``incoming.py``, ``delivery.py``  what arrives, in order
 - ``direct.py``  connections between procs of one host, beside the agent
 - ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``  one actor: its mailbox, calls, thread, streams
 - ``proc.py``, ``context.py``  a worker from the inside, and ``context()``

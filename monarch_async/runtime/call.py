@@ -22,7 +22,8 @@ from monarch_async.wire.frame import CANCELLED, FAILED, MSGPACK
 from monarch_async.wire.payload import Buffer, loads
 
 if TYPE_CHECKING:
-    from monarch_async.runtime.router import Path, Router
+    from monarch_async.runtime.path import Path
+    from monarch_async.runtime.router import Router
 
 T = TypeVar("T")
 
@@ -267,6 +268,9 @@ class MeshCall(RemoteFuture[T]):
             if self.on_each is not None and not self.done():
                 self.on_each(index, None, error)
         if lost and not self.done() and not self.is_cancelling:
+            before = [known for index, known in self._errors.items() if index not in lost]
+            if before:  # perhaps why the member died
+                error.add_note(f"{self.what}: before that {len(before)} failed, first: {describe(before[0])}")
             self._end_early(error)
         if not self._waiting:
             self._finish()

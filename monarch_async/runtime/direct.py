@@ -28,7 +28,8 @@ from monarch_async.transport.dial import Url, dial, listening
 from monarch_async.wire.auth import Agreed
 
 if TYPE_CHECKING:
-    from monarch_async.runtime.router import Path, Router
+    from monarch_async.runtime.path import Path
+    from monarch_async.runtime.router import Router
 
 #: Calls that found their path idle before it is moved.
 PATIENCE = 32

@@ -219,7 +219,9 @@ class Instance:
         self._failure = pack_error(died, cause)
         owner = self.owner[0]
         waiting = [*self.mailbox.values(), *self.running.values()]
-        is_delivered = any(request.src == owner and request.flags & WANTS_REPLY for request in waiting)
+        is_delivered = self.state is State.STARTING or any(
+            request.src == owner and request.flags & WANTS_REPLY for request in waiting
+        )
         self.proc.report_failure(self, self._failure, is_delivered)
         await self.stop("")
 

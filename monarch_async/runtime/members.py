@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from monarch_async.ids import agent_of, proc_of
 
 if TYPE_CHECKING:
-    from monarch_async.runtime.router import Path, Router
+    from monarch_async.runtime.path import Path
+    from monarch_async.runtime.router import Router
 
 
 class Members:

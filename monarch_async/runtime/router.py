@@ -6,37 +6,34 @@ at the sender, so that neither the agent nor the receiver has to hold what the r
 
 Routing is by host: a client has a connection to each agent, a worker one to its own agent, which forwards.
 
-Hot path: `feed`, `post`, `take_reply`. No task, closure or log record there.
+Hot path: `post`, `cast`, `reply`, and `incoming`. No task, closure or log record there.
 """
 
 import asyncio
 import itertools
 import logging
-import struct
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from threading import current_thread, get_ident
 from typing import Any
 from weakref import WeakSet
 
 from monarch_async.config import Config
-from monarch_async.errors import Backpressure, BadCall, BadFrame, Closed, Lost
+from monarch_async.errors import Backpressure, BadCall, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
-from monarch_async.runtime.delivery import SEND, Delivery, of_stream
+from monarch_async.runtime.delivery import SEND, Delivery
 from monarch_async.runtime.direct import DIRECT, FEW, PATIENCE, RELAYED, Direct
+from monarch_async.runtime.incoming import Incoming
 from monarch_async.runtime.members import Members
 from monarch_async.runtime.outgoing import Outgoing, Parcel
+from monarch_async.runtime.path import Path
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.transfer import BlockPool
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
-    ACK,
-    BUFFERS,
     CALL,
     CANCEL,
-    CHUNK,
     CHUNKED,
     CONTROL,
     CREDIT,
@@ -45,9 +42,7 @@ from monarch_async.wire.frame import (
     GATHERED,
     HEADER,
     HEADER_SIZE,
-    PING,
     REPLY,
-    STREAMED,
     U64,
     pack_cast,
     pack_frame,
@@ -56,35 +51,10 @@ from monarch_async.wire.frame import (
 from monarch_async.wire.message import (
     NO_FIELDS,
     CallFields,
-    cut,
-    parse_call_fields,
-    parse_reply_fields,
 )
 from monarch_async.wire.payload import Buffer, Encoded
 
 log = logging.getLogger("monarch_async")
-
-#: The payload of a CREDIT for a stream: items, bytes.
-CREDITS = struct.Struct("<qq")
-
-#: Some of the payload is not in one pickle.
-_BESIDE = BUFFERS | CHUNKED
-
-
-class Path:
-    """One sender to one member."""
-
-    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "turns", "window")
-
-    def __init__(self, dst: int, actor: int, connection: Connection, window: int) -> None:
-        """Nothing in flight."""
-        self.dst, self.actor, self.connection, self.window = dst, actor, connection, window
-        self.inflight = 0
-        self.inflight_bytes = 0
-        self.turns = 0  #: how often a call found it idle (`direct`)
-        #: What waits for the window: call id -> (bytes, how to send it), so that a cancelled call is found at once.
-        self.queue: OrderedDict[int, tuple[int, Callable[[], None]]] = OrderedDict()
-
 
 class Router:
     """See the module. ``address`` is this process's own."""
@@ -106,6 +76,8 @@ class Router:
         self._ids = itertools.count(1)
         self.direct = Direct(self)
         self.arriving: Connection | None = None  #: where the call that is being delivered came from
+        incoming = Incoming(self)
+        self.feed, self.feed_large = incoming.feed, incoming.feed_large  #: see `transport.connection.Consumer`
         self.outgoing = Outgoing(address, config, self.pool, self._ids)
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
@@ -165,10 +137,7 @@ class Router:
     def forget_paths(self, dst: int) -> None:
         """The proc at ``dst`` is gone: what waits for its window can never be sent."""
         for key in [key for key in self._paths if key[0] == dst]:
-            path = self._paths[key]
-            path.queue.clear()
-            path.inflight = path.inflight_bytes = path.turns = 0
-            path.connection = self.uplink(dst)
+            self._paths[key].forget(self.uplink(dst))
 
     def retire(self, members: Sequence[int], actor: int | None = None) -> None:
         """These procs, or their members of ``actor``, have been ended for good: keep nothing for them.
@@ -219,45 +188,25 @@ class Router:
                 path.inflight_bytes += length
                 path.connection.send(frame)
             else:
-                self._wait(path, call, length, lambda: path.connection.send(frame))
+                self._send_or_wait(path, call, length, lambda: path.connection.send(frame))
             return length
         return self._post_parcel(path, flags, fields, self.outgoing.parcel(encoded), call)
 
     def _post_parcel(self, path: Path, flags: int, fields: CallFields, parcel: Parcel, call: int) -> int:
         send = self.outgoing.pack(CALL, flags, path.dst, path.actor, call, fields, parcel, path.connection)
-        nbytes = parcel.size
-        if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
-            path.inflight += 1
-            path.inflight_bytes += nbytes
-            send()
-        else:
-            self._wait(path, call, nbytes, send)
-        return nbytes
+        self._send_or_wait(path, call, parcel.size, send)
+        return parcel.size
 
-    def _wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
-        self._check_room(path, call)
-        path.queue[call] = (nbytes, send)
-
-    def _check_room(self, path: Path, call: int) -> None:
-        if len(path.queue) >= 16 * path.window:
+    def _send_or_wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
+        try:
+            path.send(call, nbytes, self.config.window_bytes, send)
+        except Backpressure:
             self.pending.pop(call, None)
-            raise Backpressure(
-                f"the queue of calls to {format_address(path.dst)}",
-                f"{len(path.queue)} calls wait behind {path.inflight} unanswered ones",
-                "await some of them before sending more",
-            )
+            raise
 
     def answered(self, path: Path, nbytes: int) -> None:
-        """A call of this size on this path has been answered: the next one that waits may go."""
-        if path.inflight > 0:
-            path.inflight -= 1
-            path.inflight_bytes -= nbytes
-        queue = path.queue
-        while queue and path.inflight < path.window and path.inflight_bytes < self.config.window_bytes:
-            size, send = queue.popitem(last=False)[1]
-            path.inflight += 1
-            path.inflight_bytes += size
-            send()
+        """A call of this size on this path has been answered."""
+        path.answered(nbytes, self.config.window_bytes)
 
     def cast(
         self, members: Members, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int
@@ -271,8 +220,7 @@ class Router:
         is_plain = not buffers and len(skeleton) <= self.config.large
         if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
             flags &= ~GATHERED
-            for path in paths:  # all or none
-                self._check_room(path, call)
+            self._check_room(paths, call)
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
             parcel = self.outgoing.parcel(encoded)
@@ -298,24 +246,24 @@ class Router:
             self.uplink(agent).send(frame)
         return size
 
+    def _check_room(self, paths: Sequence[Path], call: int) -> None:
+        """Raise Backpressure before anything is sent, where one of several members takes no more: all or none."""
+        try:
+            for path in paths:
+                path.check_room()
+        except Backpressure:
+            self.pending.pop(call, None)
+            raise
+
     def cancel(self, call: RemoteFuture[Any]) -> None:
         """Tell the members that have not answered; give up after ``cancel_grace``."""
         for path in call.waits_for():
-            if self.withdraw(path, call.id):
+            if path.withdraw(call.id):
                 self._acknowledge_unsent(call, path)
             else:
                 path.connection.send(pack_frame(CANCEL, 0, path.dst, self.address, path.actor, call.id))
         if not call.done():
             self.loop.call_later(self.config.cancel_grace, self._cancel_overdue, call)
-
-    def withdraw(self, path: Path, call: int) -> bool:
-        """Take back a call that still waits for its window; return whether it did. It counts as sent until answered."""
-        entry = path.queue.pop(call, None)
-        if entry is None:
-            return False
-        path.inflight += 1
-        path.inflight_bytes += entry[0]
-        return True
 
     def _acknowledge_unsent(self, call: RemoteFuture[Any], path: Path) -> None:
         pending = self.pending.get(call.id)
@@ -360,99 +308,10 @@ class Router:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
-        """Take whole frames; see `Consumer.feed`."""
-        self.arriving = connection
-        offset, end, frames = 0, len(data), 0
-        unpack, pending, targets, held = HEADER.unpack_from, self.pending, self.targets, self.delivery.held
-        while end - offset >= HEADER_SIZE:
-            length, kind, flags, control, _, src, target, call = unpack(data, offset)
-            stop = offset + length
-            if stop > end:
-                break
-            if length < HEADER_SIZE + control:
-                raise BadFrame(f"a length of {length} is less than its own fields")
-            start = offset + HEADER_SIZE
-            if kind == REPLY and not control and not held:
-                waiting = pending.get(target)
-                if waiting is not None and waiting.take_reply(src, flags, call, data[start:stop], ()):
-                    pending.pop(target, None)
-            elif kind == CALL and not flags & _BESIDE and not held:
-                found = targets.get(target)
-                fields = parse_call_fields(data[start : start + control])
-                payload = data[start + control : stop]
-                if found is not None:
-                    found.accept(src, call, flags, fields, payload, ())
-                else:
-                    self.delivery.take_call(src, flags, target, call, fields, payload)
-            elif kind in (PING, ACK):
-                connection.take_link_frame(kind, data, offset)
-                frames -= 1
-            else:
-                self._take(kind, flags, src, target, call, data[start : start + control], data[start + control : stop])
-            offset = stop
-            frames += 1
-        return offset, frames
-
-    def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
-        """Take one large frame: a chunk, whose body is copied once, or else joined."""
-        _, kind, _, _, _, src, target, call = HEADER.unpack_from(pieces[0])
-        if kind != CHUNK:
-            self.feed(connection, b"".join(pieces))
-            return
-        views: list[memoryview | bytes] = [memoryview(pieces[0])[HEADER_SIZE:], *pieces[1:]]
-        self.delivery.take_chunk(src, target, call, views)
-
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """Leave it to the owner: a client may resume, a worker has lost its agent."""
         if not self.direct.connection_down(connection):
             self.on_down(connection, error)
-
-    def _take(self, kind: int, flags: int, src: int, target: int, call: int, control: bytes, payload: bytes) -> None:
-        if kind == CALL:
-            self.delivery.take_call(src, flags, target, call, parse_call_fields(control), payload)
-        elif kind == REPLY:
-            self._take_in_turn(src, flags, target, call, control, payload)
-        elif kind == CHUNK:
-            self.delivery.take_chunk(src, target, call, (payload,))
-        elif kind == CANCEL:
-            self._take_cancel(src, target, call)
-            # once more when what it may be about has come in full
-            self.delivery.after_held(src, target, lambda: self._take_cancel(src, target, call))
-        elif kind == CREDIT:
-            self._take_credit(src, flags, target, call, payload)
-        else:
-            self.on_other(kind, flags, src, target, call, control, payload)
-
-    def _take_in_turn(self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes) -> None:
-        """Take a reply that has buffers, or that comes after one which is still on its way (D4)."""
-        sizes, transfer, memory = parse_reply_fields(control)
-        if flags & CHUNKED:
-            if sizes is None or transfer is None:
-                raise BadFrame("a chunked reply without sizes")
-            self.delivery.expect_reply(
-                src,
-                target if flags & STREAMED else None,
-                transfer,
-                sizes,
-                memory,
-                lambda skeleton, buffers: self._take_reply(src, flags, target, rank, skeleton, buffers),
-            )
-            return
-        skeleton, buffers = cut(payload, sizes) if sizes is not None else (payload, ())
-
-        def take() -> None:
-            self._take_reply(src, flags, target, rank, skeleton, buffers)
-
-        if not self.delivery.after_held(src, of_stream(target), take):
-            take()
-
-    def _take_reply(
-        self, src: int, flags: int, target: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]
-    ) -> None:
-        waiting = self.pending.get(target)
-        if waiting is not None and waiting.take_reply(src, flags, rank, skeleton, buffers):
-            self.pending.pop(target, None)
 
     def refuse_missing(
         self,
@@ -469,27 +328,10 @@ class Router:
         error = Closed(what, "it is gone")
         self.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
 
-    def _take_cancel(self, src: int, target: int, call: int) -> None:
-        found = self.targets.get(target)
-        if found is not None:
-            found.cancel(src, call)
-
     def _acknowledge(self, src: int, transfer: int, received: int | None) -> None:
         """Tell a sender how much of its payload is here; None: that its memory cannot be read from here."""
         flags = CHUNKED | (FAILED if received is None else 0)
         self.uplink(src).send(pack_frame(CREDIT, flags, src, self.address, transfer, received or 0))
-
-    def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
-        if flags & CHUNKED:
-            if flags & FAILED:
-                self.outgoing.refused(target)
-            else:
-                self.outgoing.received(target, call)
-            return
-        receiver = self.targets.get(target)
-        if receiver is not None:
-            items, nbytes = CREDITS.unpack(payload)
-            receiver.credit(src, call, items, nbytes)
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 

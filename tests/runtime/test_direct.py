@@ -9,7 +9,7 @@ import pytest
 
 import monarch_async as ma
 from monarch_async.runtime.direct import DIRECT, PATIENCE
-from monarch_async.runtime.router import Path
+from monarch_async.runtime.path import Path
 
 
 @pytest.fixture

@@ -1,0 +1,385 @@
+"""A whole cluster in one loop of virtual time, out of the real parts.
+
+Real: client, host agents, procs, actors, sessions, handshakes, links. Three things are not: sockets are `inproc`, so that
+they can be cut at any byte and delivered in any split; a proc is a task instead of a process, with a router of its own;
+clocks are the loop's. What a module keeps for "its process" is found by whose endpoint runs.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import monarch_async as ma
+from monarch_async.config import Config
+from monarch_async.control import host_agent
+from monarch_async.control.host_agent import HostAgent
+from monarch_async.control.worker import Batch, Worker
+from monarch_async.control.workers import Workers
+from monarch_async.ids import address
+from monarch_async.mesh.domain import active_domain, find_domain
+from monarch_async.mesh.worker import WorkerDomain
+from monarch_async.runtime import proc as proc_module
+from monarch_async.runtime.context import current_context
+from monarch_async.runtime.path import Path
+from monarch_async.runtime.proc import Proc, serve
+from monarch_async.runtime.router import Router, active_router
+from monarch_async.runtime.watchdog import Watchdog
+from monarch_async.testing import SimLoop
+from monarch_async.transport import inproc
+from monarch_async.transport.dial import Url, listening
+
+TOKEN = "a token"
+
+#: Virtual seconds after which a test hangs.
+FOR_EVER = 400.0
+
+_process: ContextVar["SimProc | None"] = ContextVar("process", default=None)
+
+
+class FifoLoop(SimLoop):
+    """Tasks that are ready together run in the order they became so, as on every real loop."""
+
+    def _run_once(self) -> None:
+        asyncio.SelectorEventLoop._run_once(self)  # type: ignore[attr-defined]
+
+
+class Net:
+    """The network: what listens where, and every socket that was made."""
+
+    def __init__(self, dice: random.Random, latency: float, split: inproc.Split) -> None:
+        self.latency, self.split, self._dice = latency, split, dice
+        self.listeners: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
+        self.wires: dict[str, list[inproc.Inproc]] = {}  # the dialling ends, by whom they reach
+        self.unreachable: set[str] = set()  # dialling fails
+        self.silent: set[str] = set()  # nothing arrives, nothing fails
+        self.dials = 0
+
+    def install(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.create_connection, loop.create_server = self._dial, self._listen
+        self._over_sockets = loop.create_unix_connection
+        loop.create_unix_connection = self._over_unix
+
+    async def _listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: Any = None) -> Any:
+        self.listeners[host] = factory
+        sock = SimpleNamespace(getsockname=lambda: (host, port))
+        return SimpleNamespace(sockets=[sock], close=lambda: self.listeners.pop(host))
+
+    async def _dial(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: Any = None) -> Any:
+        self.dials += 1
+        await asyncio.sleep(self.latency)
+        if host in self.unreachable or host not in self.listeners:
+            raise ConnectionRefusedError(111, "connection refused")
+        protocol = factory()
+        there, here = inproc.connect(self.listeners[host](), protocol, latency=self.latency, split=self.split)
+        self.wires.setdefault(host, []).append(here)
+        if host in self.silent:
+            _hush(here)
+        return here, protocol
+
+    async def _over_unix(self, factory: Callable[[], asyncio.BaseProtocol], path: Any = None, *, sock: Any) -> Any:
+        if not isinstance(sock, Socketpair):
+            return await self._over_sockets(factory, path, sock=sock)
+        protocol = factory()
+        sock.wire, _ = inproc.connect(protocol, sock.peer, split=self.split)
+        return sock.wire, protocol
+
+    def cut(self, host: str, after: int | None = None, from_listener: bool = False) -> None:
+        """Break every socket to ``host``: now, or when ``after`` more bytes have gone one way."""
+        for wire in self.wires.get(host, []):
+            if not wire.is_closing():
+                end = wire.peer if from_listener else wire
+                end.cut(None if after is None else end.arrived + after)
+
+    def silence(self, host: str) -> None:
+        """Nothing that goes to ``host`` or comes from there arrives any more; sockets stay."""
+        self.silent.add(host)
+        for wire in self.wires.get(host, []):
+            _hush(wire)
+
+    def heal(self, host: str) -> None:
+        """What was silent can be dialled again; old sockets stay silent."""
+        self.silent.discard(host)
+        self.unreachable.discard(host)
+
+
+def _hush(wire: inproc.Inproc) -> None:
+    for end in (wire, wire.peer):
+        end.pause_reading()
+        end.resume_reading = lambda: None  # type: ignore[method-assign]
+
+
+@dataclass
+class Socketpair:
+    """The control connection of a proc: the agent's end, joined when the proc has its own."""
+
+    peer: asyncio.BaseProtocol
+    wire: inproc.Inproc | None = None
+
+
+class SimProc:
+    """A proc: `serve` in a task, which ends as a process does."""
+
+    def __init__(self, simulation: "Simulation", workers: Workers, worker: Worker) -> None:
+        self.worker, self._workers, self._simulation = worker, workers, simulation
+        self.control = Socketpair(worker.connection)
+        self.proc: Proc | None = None
+        self.domain: WorkerDomain | None = None
+        self.is_over = False
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        _process.set(self)
+        status = await serve(self.control, self.worker.spec, self._prepare)
+        self._exited(status << 8)
+
+    def _prepare(self, proc: Proc) -> None:
+        self.proc, self.domain = proc, WorkerDomain(proc, self.worker.spec)
+        self._simulation.procs[proc.info.address] = self
+
+    def kill(self, wait_status: int) -> None:
+        """End at once. What it has sent arrives."""
+        if self.is_over:
+            return
+        if self.control.wire is not None:
+            self.control.wire.close()
+        self.task.cancel()
+        if self.proc is not None:
+            for connection in self.proc.router.connections:
+                connection.send = lambda frame: None
+            for task in self._tasks():
+                task.cancel()
+        self._exited(wait_status)
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        assert self.proc is not None and self.domain is not None
+        running = [r.task for i in self.proc.instances.values() for r in i.running.values() if r.task is not None]
+        return [*running, *self.proc._tasks, *self.domain._tasks]
+
+    def _exited(self, wait_status: int) -> None:
+        """The zygote tells, sooner or later than the socket does."""
+        if not self.is_over:
+            self.is_over = True
+            if self.proc is not None:
+                self.proc._lease_at = float("inf")
+            delay = self._simulation.dice.choice([0, 0, 0.001, 0.02])
+            loop = asyncio.get_running_loop()
+            loop.call_later(delay, self._workers._exited, self.worker.id, self.worker.pid, wait_status)
+
+
+class Silent:
+    """A proc that prints nothing."""
+
+    last_lines: tuple[str, ...] = ()
+
+    def drain(self) -> None:
+        pass
+
+
+class SimNursery:
+    """In place of zygotes."""
+
+    def __init__(self) -> None:
+        self.procs: dict[int, SimProc] = {}
+
+    async def start_zygote(self, preload: tuple[str, ...], sys_path: object = ()) -> None:
+        pass
+
+    def signal(self, id: int, signo: int) -> None:
+        self.procs[id].kill(signo)
+
+    async def aclose(self) -> None:
+        for proc in self.procs.values():
+            proc.kill(signal.SIGKILL)
+        await asyncio.sleep(0.1)
+
+
+class SimWorkers(Workers):
+    """Starts tasks instead of processes; everything else is the real thing's."""
+
+    simulation: "Simulation"
+
+    def _fork(self, owner: int, spec: dict[str, Any], preload: object, sys_path: list[str], batch: Batch) -> None:
+        if not isinstance(self.nursery, SimNursery):
+            self.nursery = SimNursery()  # type: ignore[assignment]
+        config = self._config
+        spec = {
+            **spec,
+            "root": spec.get("root") or owner,
+            "address": address(self._relay.host, spec["id"]),
+            "host": self._name,
+            "config": {name: getattr(config, name) for name in Config.__slots__},
+            "is_lifelined": False,
+        }
+        label = f"{spec['mesh']}[{spec['rank']}]"
+        connection = ma_connection(self._relay, label, spec["address"], config.max_frame)
+        worker = Worker(spec, connection, owner, spec["root"], batch)
+        worker.output, worker.pid = Silent(), 1000 + len(self._living)  # type: ignore[assignment]
+        self._living[worker.id] = worker
+        self._exits.pop(worker.id, None)
+        self._relay.routes[worker.address] = connection
+        self.nursery.procs[worker.id] = SimProc(self.simulation, self, worker)  # type: ignore[attr-defined]
+
+
+def ma_connection(relay: Any, label: str, dst: int, max_frame: int) -> Any:
+    from monarch_async.transport.connection import Connection
+
+    return Connection(relay, label, dst, None, max_frame)
+
+
+@dataclass
+class Simulation:
+    """One cluster. ``hosts`` is what the client got from `monarch_async.attach`."""
+
+    net: Net
+    dice: random.Random
+    agents: list[HostAgent] = field(default_factory=list)
+    procs: dict[int, SimProc] = field(default_factory=dict)
+    hosts: ma.HostMesh = field(init=False)
+
+    @property
+    def client(self) -> Router:
+        return active_router()
+
+    @property
+    def session(self) -> Any:
+        """The client's session to the first host."""
+        return next(iter(active_domain().controller._sessions.values()))  # type: ignore[attr-defined]
+
+    @property
+    def routers(self) -> list[Router]:
+        return [self.client, *[p.proc.router for p in self.procs.values() if p.proc is not None and not p.is_over]]
+
+    def url(self, index: int) -> str:
+        return f"tcp://agent{index}:1"
+
+    async def settle(self) -> None:
+        """Let what is under way come to its end."""
+        await asyncio.sleep(60.0)
+
+    def assert_nothing_pending(self) -> None:
+        """No side waits for, runs, or holds anything."""
+        for router in self.routers:
+            assert not router.pending, f"{router.name} waits for {router.pending}"
+            assert not router.delivery.held and not router.delivery._inbound, router.name
+            assert not router.outgoing._sending and not router.outgoing._offered, router.name
+            for path in router._paths.values():
+                assert idle(path), f"{router.name}: {path.inflight} calls, {path.inflight_bytes} bytes in flight"
+        for proc in self.procs.values():
+            if proc.proc is None or proc.is_over:
+                continue
+            assert not proc.proc.producers
+            for instance in proc.proc.instances.values():
+                assert not instance.running and not instance.mailbox and instance._slots == 0, instance.label
+        for agent in self.agents:
+            assert not agent.relay._gatherings
+
+
+def idle(path: Path) -> bool:
+    return not (path.inflight or path.inflight_bytes or path.queue)
+
+
+@asynccontextmanager
+async def cluster(
+    hosts: int = 1,
+    config: Config | None = None,
+    latency: float = 0.0,
+    split: inproc.Split = lambda data: [data],
+    seed: int = 0,
+) -> AsyncIterator[Simulation]:
+    """Run agents and a client that has attached to them; ends them, and checks that no task is left."""
+    dice = random.Random(seed)
+    config = config or CONFIG
+    simulation = Simulation(Net(dice, latency, split), dice)
+    simulation.net.install()
+    said: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: said.append(context))
+    with as_processes(simulation):
+        async with asyncio.timeout(FOR_EVER), AsyncStack() as stack:
+            for index in range(hosts):
+                agent = HostAgent(f"host{index}", TOKEN.encode(), config)
+                agent.workers.simulation = simulation  # type: ignore[attr-defined]
+                simulation.agents.append(agent)
+                guests = agent.guests
+                url = Url.parse(simulation.url(index))
+                await stack.enter_async_context(
+                    listening(url, TOKEN.encode(), guests.admit, guests.agreed, guests.refused)
+                )
+                stack.push_async_callback(agent.aclose)
+            urls = [simulation.url(index) for index in range(hosts)]
+            async with ma.attach(*urls, token=TOKEN, config=config) as simulation.hosts:
+                yield simulation
+    for proc in simulation.procs.values():
+        await asyncio.gather(proc.task, return_exceptions=True)
+    await asyncio.sleep(1)
+    assert not said, said
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, left
+
+
+from contextlib import AsyncExitStack as AsyncStack  # noqa: E402
+
+CONFIG = Config(
+    resume_window=10.0, heartbeat=1.0, direct_calls=False, same_host_reads=False, stop_grace=1.0, block_warning=100.0
+)
+
+
+@contextmanager
+def as_processes(simulation: Simulation) -> Iterator[None]:
+    """Give each proc its own of what a module has once per process; and the loop's clock to all."""
+    clock = asyncio.get_running_loop().time
+
+    def exit_process(status: int) -> None:
+        process = _process.get()
+        assert process is not None
+        process.kill(status << 8)
+
+    def of_process(found: Callable[[], Any], pick: Callable[[WorkerDomain], Any]) -> Callable[[], Any]:
+        def find() -> Any:
+            context = current_context()
+            if context is None:
+                return found()
+            domain = simulation.procs[context.proc.address].domain
+            assert domain is not None
+            return pick(domain)
+
+        return find
+
+    finders = {
+        "active_router": of_process(active_router, lambda domain: domain.router),
+        "active_domain": of_process(active_domain, lambda domain: domain),
+        "find_domain": of_process(find_domain, lambda domain: domain),
+    }
+    with ExitStack() as stack:
+
+        def patch(target: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, value))
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("monarch_async.mesh."):
+                for finder, replacement in finders.items():
+                    if finder in vars(module) and vars(module)[finder].__module__ != name:
+                        patch(module, finder, replacement)
+        patch(host_agent, "boot_time", clock)
+        patch(host_agent, "Workers", SimWorkers)
+        patch(proc_module, "boot_time", clock)
+        patch(proc_module, "os", SimpleNamespace(**{**vars(os), "_exit": exit_process}))
+        patch(proc_module, "sys", SimpleNamespace(stderr=SimpleNamespace(write=lambda text: None, flush=lambda: None)))
+        patch(Watchdog, "wake", lambda watchdog: setattr(watchdog, "is_awake", True))
+        yield
+
+
+def run(main: Coroutine[Any, Any, Any], seed: int = 0, is_fifo: bool = False) -> Any:
+    """Run on a loop of virtual time; the seed says in which order tasks run that are ready together."""
+    with asyncio.Runner(loop_factory=lambda: FifoLoop(seed) if is_fifo else SimLoop(seed)) as runner:
+        return runner.run(main)
