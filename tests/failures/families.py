@@ -94,6 +94,16 @@ class Parent(ma.Actor):
         self.news.put_nowait(f"{failure.mesh.name}[{failure.rank}] {type(failure.error).__name__}")
 
 
+class Hasty(Parent):
+    """Spawns while it starts, and never comes up."""
+
+    async def setup(self) -> None:
+        procs = await ma.this_host().spawn_procs(name="kids")
+        children = await procs.spawn("children", Child)
+        await children.exit_soon.call_one()
+        await asyncio.Event().wait()
+
+
 class Tolerant(Parent):
     async def __supervise__(self, failure: ma.Failure) -> bool:
         self.hear(failure)

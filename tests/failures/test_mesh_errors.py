@@ -125,7 +125,11 @@ async def test_a_death_among_other_errors_is_what_is_raised(hosts: ma.HostMesh) 
     waiters = await procs.spawn("waiters", Waiter)
     call = waiters.raise_on.call(0)
     await waiters.at(1).wait_begun.call_one(1)
+    await waiters.at(0).noted.call_one()
     await procs.slice(gpus=1).kill(signal.SIGKILL)
-    with pytest.raises(ma.ProcDied):
+    with pytest.raises(ma.ProcDied) as info:
         await call
+    assert info.value.__notes__ == [
+        "waiters.raise_on: before that 1 failed, first: waiters[0].raise_on on host0 raised ValueError: rank 0 says no"
+    ]
     await procs.stop()

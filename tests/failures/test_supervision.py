@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from families import Child, Clumsy, Declining, Parent, Restarting, Tolerant
+from families import Child, Clumsy, Declining, Hasty, Parent, Restarting, Tolerant
 from shapes import Picky
 
 import monarch_async as ma
@@ -271,6 +271,14 @@ async def test_an_endpoint_that_carries_it_decides_for_an_actor_without_a_hook()
         assert isinstance(info.value, ma.RemoteError)
         assert info.value.actor == "parents"
         await asyncio.sleep(0.05)
+
+
+async def test_an_actor_whose_children_die_while_it_starts() -> None:
+    async with ma.local_hosts() as hosts:
+        async with asyncio.timeout(10):
+            with pytest.raises(ma.ActorDied, match=r"kids\[0\], which it spawned, failed"):
+                await spawn(hosts, Hasty)
+        await asyncio.sleep(0.05)  # the spawn has carried it
 
 
 async def test_two_floors_up_one_failure_is_shown_the_first() -> None:
