@@ -58,6 +58,9 @@ def parse_call_fields(data: bytes) -> CallFields:
             fields = CallFields(*msgpack.unpackb(data))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise BadFrame(f"control fields of a call: {error}") from error
+        if not isinstance(fields.endpoint, str):
+            raise BadFrame(f"a call of endpoint {fields.endpoint!r}")
+        _check_sizes(fields.sizes)
         if len(fields.endpoint) < 256 and fields.sizes is None and fields.chain is None and len(_parsed) < _CACHE_LIMIT:
             _parsed[data] = fields
     return fields
@@ -73,9 +76,18 @@ def parse_reply_fields(data: bytes) -> ReplyFields:
     if not data:
         return NO_FIELDS
     try:
-        return ReplyFields(*msgpack.unpackb(data))
+        fields = ReplyFields(*msgpack.unpackb(data))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise BadFrame(f"control fields of a reply: {error}") from error
+    _check_sizes(fields.sizes)
+    return fields
+
+
+def _check_sizes(sizes: object) -> None:
+    if sizes is None:
+        return
+    if not isinstance(sizes, list) or not sizes or not all(type(size) is int and size >= 0 for size in sizes):
+        raise BadFrame(f"sizes of a payload: {sizes!r}")
 
 
 def cut(payload: bytes | memoryview, sizes: list[int]) -> tuple[bytes | memoryview, list[memoryview]]:

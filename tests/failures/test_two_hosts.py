@@ -51,7 +51,7 @@ async def test_a_death_is_told_to_callers_on_the_other_host() -> None:
 
 async def test_both_ways_at_once_keep_their_order() -> None:
     """Whoever speaks first, each way between two agents has one path: large payloads would show a second one."""
-    async with two_attached(ma.Config()) as (hosts, a, b):
+    async with two_attached(ma.Config(same_host_reads=False)) as (hosts, a, b):
         ledgers = await (await hosts.spawn_procs({"gpus": 2})).spawn("ledgers", Ledger)
         pairs = [(hosts_, gpus, 1 - hosts_, gpus) for hosts_ in (0, 1) for gpus in (0, 1)]
         async with asyncio.timeout(30):
@@ -72,7 +72,7 @@ def proxy_to(agent: Agent) -> FaultProxy:
 
 async def test_cuts_between_two_agents_are_not_noticed() -> None:
     """Each dials the other for what it sends itself, so both ways pass as ``to_listener``."""
-    config = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10)
+    config = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10, same_host_reads=False)
     async with running_agent(name="a", config=config) as a, running_agent(name="b", config=config) as b:
         async with proxy_to(a) as to_a, proxy_to(b) as to_b:
             async with ma.attach(to_a.url, to_b.url, token=TOKEN, config=config) as hosts:
