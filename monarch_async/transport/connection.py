@@ -261,6 +261,7 @@ class Connection(asyncio.Protocol):
             self._receive(data)
         except WireError as error:
             self.is_closed = True
+            self.send = self._drop
             self.drop(error)
 
     def _receive(self, data: bytes) -> None:
