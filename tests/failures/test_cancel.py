@@ -198,8 +198,11 @@ async def test_a_stream_left_early_is_cancelled(procs: ma.ProcMesh) -> None:
 
 async def test_the_first_error_cancels_the_siblings(procs: ma.ProcMesh) -> None:
     waiters = await procs.spawn("waiters", Waiter)
+    call = waiters.raise_when_told.options(first_error=True).call(1)
+    await waiters.at(0).wait_begun.call_one(1)
+    await waiters.at(1).tell.call_one()
     with pytest.raises(ValueError, match="rank 1 says no"):
-        await waiters.raise_on.options(first_error=True).call(1)
+        await call
     while await waiters.at(0).noted.call_one() != ["cancelled"]:
         await asyncio.sleep(0.001)
     await _nothing_pending()

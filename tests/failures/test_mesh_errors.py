@@ -67,9 +67,13 @@ async def test_a_mesh_of_one_raises_the_error_itself(procs: ma.ProcMesh) -> None
 async def test_the_first_error_does_not_wait_for_the_others(procs: ma.ProcMesh) -> None:
     """Proved by others that never end by themselves: each of them has got a CancelledError."""
     waiters = await procs.spawn("waiters", Waiter)
+    call = waiters.raise_when_told.options(first_error=True).call(2)
+    for rank in (0, 1, 3):
+        await waiters.at(rank).wait_begun.call_one(1)
+    await waiters.at(2).tell.call_one()
     with pytest.raises(ValueError, match="rank 2 says no") as info:
         async with asyncio.timeout(10):
-            await waiters.raise_on.options(first_error=True).call(2)
+            await call
     assert not isinstance(info.value, ma.MeshError)
     async with asyncio.timeout(10):
         for rank in (0, 1, 3):

@@ -15,6 +15,7 @@ class Waiter(ma.Actor):
         self.cancelled = 0
         self.begun = 0
         self.gate = asyncio.Event()
+        self.told = asyncio.Event()
 
     @ma.endpoint
     async def wait(self) -> None:
@@ -69,6 +70,17 @@ class Waiter(ma.Actor):
         if ma.context().rank == rank:
             raise ValueError(f"rank {rank} says no")
         await self.wait()  # type: ignore[operator]
+
+    @ma.endpoint
+    async def raise_when_told(self, rank: int) -> None:
+        """The same, when `tell` has been called."""
+        if ma.context().rank == rank:
+            await self.told.wait()
+        await self.raise_on(rank)  # type: ignore[operator]
+
+    @ma.endpoint
+    async def tell(self) -> None:
+        self.told.set()
 
     @ma.endpoint
     async def items(self) -> AsyncIterator[int]:
