@@ -81,8 +81,9 @@ class Guests:
         answer = dict(self._introduction)
         if guest is not None:
             link = guest.connection.link
-            if link is None or who["received"] is None:
+            if link is None or (who["received"] is None and link.received_count):
                 raise HandshakeRefused("this session is in use")
+            who["received"] = who["received"] or 0  # None: its first socket broke before it heard of us
             guest.connection.drop()
             link.down(self._clock())
             answer["received"] = link.received_count
@@ -134,21 +135,23 @@ class Guests:
                 return True
         return False
 
-    def leave(self, address: int) -> None:
-        """A guest says goodbye: there is no lease to wait for."""
+    def leave(self, address: int, why: str = "it said goodbye") -> None:
+        """A guest says goodbye, or is known to be gone: there is no lease to wait for."""
         for guest in self:
             if guest.connection.address == address:
-                self._expire(guest, "it said goodbye")
+                self._expire(guest, why)
 
     def tick(self) -> None:
         """Expire who was silent for too long (G3: before noting who was heard), and say that this end lives."""
         now, window = self._clock(), self._config.resume_window
         frozen, self._ticked_at = now - self._ticked_at, now
         for guest in self:
-            silence = frozen if guest.connection.link is None else now - guest.heard_at
-            if max(silence, frozen) > window:
-                who = "this agent was frozen" if frozen > window else "not heard"
-                self._expire(guest, f"{who} for {max(silence, frozen):.1f} s")
+            silence = 0.0 if guest.connection.link is None else now - guest.heard_at
+            if frozen > window:
+                self._expire(guest, f"this agent was frozen for {frozen:.1f} s")
+                continue
+            if silence > window:
+                self._expire(guest, f"not heard for {silence:.1f} s")
                 continue
             if guest.connection.was_heard:
                 guest.connection.was_heard = False

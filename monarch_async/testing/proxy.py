@@ -207,6 +207,7 @@ class FaultProxy:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # it may be cut before it has begun
 
     async def _end_tasks(self) -> None:
         self.cut_now()
