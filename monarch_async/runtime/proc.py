@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 from monarch_async.config import Config
-from monarch_async.errors import ActorDied, BadFrame, Closed
+from monarch_async.errors import ActorDied, BadFrame, Closed, WireError
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
 from monarch_async.runtime.answers import NOTHING, SPAWN, Request
@@ -246,6 +246,8 @@ class Proc:
 
     def _agent_gone(self, connection: Connection, error: Exception | None) -> None:
         if not self.ended.done():
+            if isinstance(error, WireError):
+                sys.stderr.write(f"proc {self.info}: what came over its connection was not understood: {error}\n")
             self.ended.set_result(1)
 
     def _check_lease(self) -> None:

@@ -100,7 +100,7 @@ async def test_many_that_connect_and_say_nothing() -> None:
     async with busy_agent() as agent:
         url = Url.parse(agent.url)
         silent = [socket.create_connection((url.host, url.port)) for _ in range(100)]
-        async with ma_client(agent) as send:
+        async with odd_client(agent) as send:
             send(frame.pack_frame(frame.PING, 0, 0, 0, 0, 0))
         for end in silent:
             end.close()
@@ -111,7 +111,7 @@ def introduction() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def ma_client(agent: Agent):
+async def odd_client(agent: Agent):
     """A client that has proved itself, and may then send whatever it likes."""
     wire, _ = await dial(Url.parse(agent.url), TOKEN.encode(), msgpack.packb(introduction()))
     try:
@@ -138,7 +138,7 @@ BROKEN = {
 async def test_what_breaks_the_rules_after_the_handshake_closes_that_connection(what: str) -> None:
     data, why = BROKEN[what]
     async with busy_agent() as agent:
-        async with ma_client(agent) as send:
+        async with odd_client(agent) as send:
             send(data)
             assert "closed the connection to odd client" in await agent.wait_said(why)
             await agent.wait_said("odd client left")
@@ -285,4 +285,18 @@ async def test_an_agent_never_unpickles(wait_gone) -> None:
             await victims.at(0).fail.call_one("no such")
         with pytest.raises(ma.ProcDied):
             await victims.exit.call(1)
+        assert agent.process.returncode is None
+
+
+async def test_a_proc_that_is_sent_nonsense_says_so_and_ends() -> None:
+    """Its client has proved itself, and could end it anyway."""
+    async with running_agent() as agent, ma.attach(agent.url, token=TOKEN) as hosts:
+        procs = await hosts.spawn_procs()
+        victim = await procs.spawn("victim", Victim)
+        waiting = victim.wait_forever.call_one()
+        await victim.echo.call_one(1)
+        async with odd_client(agent) as send:
+            send(frame.pack_frame(frame.CALL, 0, procs.addresses[0], 1, 2, 3, b"\xc1", b""))
+            with pytest.raises(ma.ProcDied, match="was not understood: bad frame: control fields of a call"):
+                await waiting
         assert agent.process.returncode is None
