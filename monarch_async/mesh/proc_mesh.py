@@ -252,7 +252,7 @@ class ProcMesh(Sliced):
 
     async def stop(self) -> None:
         """End these procs in order: teardown hooks, then TERM, then KILL; wait until all are gone. Twice is fine."""
-        allocation = self._owned("its mesh was stopped")
+        allocation = self._owned("stop")
         if not allocation.is_stopped:
             await allocation.stop(self.addresses, "it was stopped")
 
