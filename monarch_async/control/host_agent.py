@@ -87,6 +87,7 @@ class HostAgent:
         for other in self.relay.forget(client.address):
             self.workers.send_exit(other, gone)
         self.relay.forget_connection(client)
+        self._peers.lose(host_of(client.address), f"its agent, our guest, is gone: {why}")
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """A socket broke (`relay.Desk`)."""
@@ -99,7 +100,10 @@ class HostAgent:
         )
 
     def _peer_lost(self, connection: Connection, name: str, reason: str) -> None:
-        """A host is gone, seen from here: everyone here who sent there must know."""
+        """A host is gone, seen from here: everyone here who sent there must know.
+
+        So must the other side, as what it waits for from here may be lost: its session to us is given up too.
+        """
         host = host_of(connection.address)
         exit = Exit.host_lost(connection.address, name, reason)
         for other in {id(c): c for c in self.relay.routes.values()}.values():
@@ -108,6 +112,7 @@ class HostAgent:
                 other.sent_to -= there
                 self.workers.send_exit(other, exit)
         self.relay.forget_connection(connection)
+        self.guests.leave(connection.address, f"its host was given up: {reason}")
 
     # -- requests --------------------------------------------------------------------------------------------------
 

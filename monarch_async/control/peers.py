@@ -58,7 +58,7 @@ class Peers:
 
     async def _dial(self, session: Session) -> None:
         try:
-            await session.open()
+            await session.open(self._config.resume_window)
         except (LinkBroken, HandshakeRefused) as error:
             self._lost(session, f"{self._name} cannot reach it: {error}")
 
@@ -69,6 +69,12 @@ class Peers:
         log.warning("lost the agent of %s: %s", name, reason)
         session.connection.close()
         self._on_lost(session.connection, name, reason)
+
+    def lose(self, host: int, reason: str) -> None:
+        """A host has given us up, or is known to be gone."""
+        session = self._sessions.get(host)
+        if session is not None:
+            session.lose(reason)
 
     def connection_down(self, connection: Connection, error: Exception | None) -> bool:
         """A socket broke; return whether it was a peer's."""

@@ -65,15 +65,16 @@ class _Shaking(asyncio.Protocol):
     def __init__(
         self, end: Dialer | Listener, on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._end = end
         self._on_agreed = on_agreed
-        self.agreed: asyncio.Future[tuple[asyncio.Transport, Agreed]] = loop.create_future()
-        self._timer = loop.call_later(HANDSHAKE_TIMEOUT, self._late)
+        self.agreed: asyncio.Future[tuple[asyncio.Transport, Agreed]] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None  # none where no socket comes about
         self.wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self._late)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,6 +95,7 @@ class _Shaking(asyncio.Protocol):
         if answer:
             self.wire.write(answer)
         if agreed is not None:
+            assert self._timer is not None
             self._timer.cancel()
             if self._on_agreed is None:
                 self.wire.pause_reading()  # until who awaits us has put its own protocol there
@@ -108,7 +110,8 @@ class _Shaking(asyncio.Protocol):
         self._fail(HandshakeRefused(f"no answer within {HANDSHAKE_TIMEOUT:g} s", "remote"))
 
     def _fail(self, error: HandshakeRefused) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.agreed.done():
             self.agreed.set_exception(error)
         if self.wire is not None:
@@ -144,7 +147,10 @@ async def dial(
     except OSError as error:
         raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
     try:
-        return await shaking.agreed
+        wire, agreed = await shaking.agreed
+        if wire.is_closing():  # its end came before us, and is told only once
+            raise LinkBroken(url.text, "closed right after the handshake")
+        return wire, agreed
     except BaseException:
         if shaking.wire is not None:
             shaking.wire.abort()

@@ -53,9 +53,21 @@ class Session:
         self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
         self.is_lost = False
 
-    async def open(self) -> None:
-        """Dial for the first time. Raises LinkBroken or HandshakeRefused."""
-        wire, agreed = await dial(self.url, self._token, msgpack.packb(self._info), self._tls)
+    async def open(self, patience: float = 0.0) -> None:
+        """Dial for the first time, again and again for ``patience`` seconds where that can help.
+
+        Raises LinkBroken or HandshakeRefused.
+        """
+        until, pause = self._loop.time() + (0.0 if self.url.path else patience), _FIRST_PAUSE
+        while True:
+            try:
+                wire, agreed = await dial(self.url, self._token, msgpack.packb(self._info), self._tls)
+                break
+            except (LinkBroken, HandshakeRefused):
+                if self.is_lost or self._loop.time() + pause > until:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self.peer = _parse_info(agreed.info)
         self.connection.name, self.connection.address = self.peer["name"], self.peer["address"]
         self.connection.attach(wire, agreed.leftover)
