@@ -214,7 +214,7 @@ class ItemSource(Source[T]):
         """See `Source.abandon`."""
         if not self._is_closed and not self._ended.done():
             self._is_closed = True
-            self._router.discard_stream(self._cancel)
+            self._router.call_soon(self._cancel)
 
 
 class ResultSource(Source[tuple[Point, R]]):
@@ -265,7 +265,7 @@ class ResultSource(Source[tuple[Point, R]]):
     def abandon(self) -> None:
         """See `Source.abandon`."""
         if self._call is not None:
-            self._call.router.discard_stream(self._drop_call)
+            self._call.router.call_soon(self._drop_call)
 
 
 class MergedSource(Source[T]):

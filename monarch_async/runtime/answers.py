@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from monarch_async.errors import PicklingError
 from monarch_async.ranks import Point
@@ -12,7 +13,7 @@ from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
-from monarch_async.wire.payload import Buffer, Encoded, dumps
+from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
 
 NOTHING = dumps(None)
 
@@ -74,6 +75,16 @@ class Request:
         self.is_cancelled = False  # its caller has asked for that
         self.is_abandoned = False  # cancelled, yet running on
         self.since = 0.0
+
+    def take_arguments(self, actor: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Unpickle the arguments, once. What that raises says for which call of ``actor`` they were."""
+        skeleton, buffers = self.skeleton, self.buffers
+        self.skeleton, self.buffers = b"", ()
+        try:
+            return loads(skeleton, buffers)  # type: ignore[return-value]
+        except Exception as error:
+            error.add_note(f"raised while unpickling the arguments of {actor}.{self.endpoint}")
+            raise
 
 
 class Answers:

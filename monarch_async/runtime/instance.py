@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_async.errors import (
     ActorDied,
-    Closed,
     Error,
     NotAnEndpoint,
     WouldDeadlock,
 )
 from monarch_async.ranks import Extent
-from monarch_async.runtime.actor import Actor, EndpointMark, Interface, Style, interface_of, never_waits
+from monarch_async.runtime.actor import Interface, Style, interface_of
 from monarch_async.runtime.actor_thread import ActorThread
 from monarch_async.runtime.answers import SPAWN, Answers, Request
+from monarch_async.runtime.birth import Method, Recipe, bind, construct, find_hook, needs_thread, read_recipe, run_hook
 from monarch_async.runtime.context import ActorLog, Context, _current, enter_hook
 from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import describe, format_traceback, pack_error
 from monarch_async.wire.frame import WANTS_REPLY
 from monarch_async.wire.message import CallFields
-from monarch_async.wire.payload import Buffer, Encoded, loads
+from monarch_async.wire.payload import Buffer, Encoded
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Instance:
         self.max_concurrency = 1000
         self._slots = 0
         self._unstarted = 0  # calls that were given a task which has not begun
-        self._methods: dict[str, tuple[Callable[..., Any], Style, bool]] = {}
+        self._methods: dict[str, Method] = {}
         self._thread: ActorThread | None = None
         self._failure: bytes = b""
         self._hook = "__init__"  # which of the hooks that start it runs
@@ -97,28 +97,25 @@ class Instance:
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
-    async def start(self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]) -> bytes | None:
+    async def start(self, make: Callable[[], Recipe]) -> bytes | None:
         """Construct the actor and run ``setup``; return None, or the report of what failed."""
         enter_hook(self, "__init__")
         self._starting = asyncio.current_task()
         try:
-            cls, args, kwargs = self._recipe(make)
+            recipe = read_recipe(self.name, make)
+            cls = recipe[0]
             self.interface = interface_of(cls)
             self.max_concurrency = cls.max_concurrency
-            self._find_methods(cls)
-            if any(spec.style is Style.THREAD for spec in self.interface.endpoints.values()):
+            if needs_thread(self.interface):
                 self._thread = ActorThread(self.label, self._router.loop)
-                failure = await self._thread.run(lambda: self._construct(cls, args, kwargs))
-                if failure is not None:
-                    raise failure
-            else:
-                self.actor = cls(*args, **kwargs)
-            self._bind()
-            setup = getattr(self.actor, "setup", None)
-            if setup is not None and not isinstance(inspect.getattr_static(cls, "setup"), EndpointMark):
+            self.actor, failure = await construct(recipe, self._thread)
+            if failure is not None:
+                raise failure
+            self._methods = bind(cls, self.actor)
+            if setup := find_hook(self.actor, "setup"):
                 self._hook = "setup"
                 enter_hook(self, "setup")
-                await _maybe_await(setup())
+                await run_hook(setup)
         except BaseException as error:
             return self._failure if self.state is State.STOPPED else self._fail(error)
         if self.state is State.STOPPED:
@@ -129,33 +126,6 @@ class Instance:
     def open(self) -> None:
         """Begin the calls that have waited; whoever made the actor has been told that it is up."""
         self._advance()
-
-    def _recipe(
-        self, make: Callable[[], tuple[type[Actor], tuple[Any, ...], dict[str, Any]]]
-    ) -> tuple[type[Actor], tuple[Any, ...], dict[str, Any]]:
-        try:
-            return make()
-        except Exception as error:
-            error.add_note(f"raised while unpickling the class and arguments of {self.name}")
-            raise
-
-    def _construct(self, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
-        """Make the actor; return what that raises, as no future would take a StopIteration."""
-        try:
-            self.actor = cls(*args, **kwargs)
-        except BaseException as error:
-            return error
-        return None
-
-    def _find_methods(self, cls: type[Actor]) -> None:
-        assert self.interface is not None
-        for name, spec in self.interface.endpoints.items():
-            function = inspect.getattr_static(cls, name).function
-            self._methods[name] = (function, spec.style, spec.style is Style.COROUTINE and never_waits(function))
-
-    def _bind(self) -> None:
-        for name, (function, style, is_immediate) in self._methods.items():
-            self._methods[name] = (function.__get__(self.actor), style, is_immediate)
 
     def _fail(self, error: BaseException) -> bytes:
         """``__init__`` or ``setup`` raised: that is the answer to everything waiting, and from now on."""
@@ -192,10 +162,9 @@ class Instance:
         if tasks:
             await asyncio.wait(tasks, timeout=self._router.config.stop_grace)
         try:
-            teardown = getattr(self.actor, "teardown", None) if had_actor else None
-            if teardown is not None and "teardown" not in self._methods:
+            if had_actor and (teardown := find_hook(self.actor, "teardown")):
                 enter_hook(self, "teardown")
-                await _maybe_await(teardown())
+                await run_hook(teardown)
         except Exception:
             self.logger.exception("teardown raised")
         finally:
@@ -316,13 +285,13 @@ class Instance:
     def _call(self, request: Request, method: Callable[..., T]) -> T:
         """Call the method as ``request``, in a copy of the context variables, so that none it sets outlives it."""
         _current.set(request.context)
-        args, kwargs = self._arguments(request)
+        args, kwargs = request.take_arguments(self.label)
         return method(*args, **kwargs)
 
     async def _run(self, request: Request, method: Callable[..., Coroutine[Any, Any, object]]) -> None:
         self._unstarted -= 1
         try:
-            args, kwargs = self._arguments(request)
+            args, kwargs = request.take_arguments(self.label)
             value = await method(*args, **kwargs)
         except BaseException as error:
             self._raised(request, error)
@@ -335,7 +304,7 @@ class Instance:
         config = self._router.config
         producer = Producer(self, request, request.credit or (config.stream_items, config.stream_bytes))
         try:
-            args, kwargs = self._arguments(request)
+            args, kwargs = request.take_arguments(self.label)
             await producer.run(method(*args, **kwargs))
         except BaseException as error:
             self._raised(request, error)
@@ -355,15 +324,6 @@ class Instance:
     def _thread_done(self, request: Request, ready: Encoded | Parcel) -> None:
         if self._end(request):
             self.answers.prepared(request, ready)
-
-    def _arguments(self, request: Request) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        skeleton, buffers = request.skeleton, request.buffers
-        request.skeleton, request.buffers = b"", ()
-        try:
-            return loads(skeleton, buffers)  # type: ignore[return-value]
-        except Exception as error:
-            error.add_note(f"raised while unpickling the arguments of {self.label}.{request.endpoint}")
-            raise
 
     def _raised(self, request: Request, error: BaseException) -> None:
         """An endpoint has ended with ``error``, which may be the cancellation that its caller, or `stop`, asked for."""
@@ -434,12 +394,3 @@ class Instance:
         assert self.interface is not None
         is_method = endpoint in self.interface.methods
         return NotAnEndpoint(self.label, endpoint, tuple(self.interface.endpoints), is_method)
-
-    def refused(self) -> Error:
-        """Why nothing more is taken, for introspection."""
-        return Closed(self.label, self.state.value)
-
-
-async def _maybe_await(value: object) -> None:
-    if inspect.isawaitable(value):
-        await value

@@ -12,7 +12,7 @@ Hot path: `post`, `cast`, `reply`, and `incoming`. No task, closure or log recor
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import current_thread, get_ident
 from typing import Any
 from weakref import WeakSet
@@ -48,10 +48,7 @@ from monarch_async.wire.frame import (
     pack_frame,
     split_frame,
 )
-from monarch_async.wire.message import (
-    NO_FIELDS,
-    CallFields,
-)
+from monarch_async.wire.message import NO_FIELDS, CallFields
 from monarch_async.wire.payload import Buffer, Encoded
 
 log = logging.getLogger("monarch_async")
@@ -358,8 +355,7 @@ class Router:
 
     def report_unseen(self, unseen: Unseen) -> None:
         """Nobody has looked at an exception. May be called on any thread."""
-        if not self.is_closed and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._report_unseen, unseen)
+        self.call_soon(self._report_unseen, unseen)
 
     def _report_unseen(self, unseen: Unseen) -> None:
         if not self.is_closed:
@@ -370,10 +366,10 @@ class Router:
         for call in list(self.failed):
             call.report_if_unseen()
 
-    def discard_stream(self, cancel: Callable[[], None]) -> None:
-        """A stream's iterator was dropped, perhaps by the collector on another thread: cancel it from the loop."""
+    def call_soon(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call back on the loop, from any thread: the collector drops futures and streams where it happens to run."""
         if not self.is_closed and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(cancel)
+            self.loop.call_soon_threadsafe(function, *arguments)
 
     def close(self, error: Lost | Closed) -> None:
         """Fail whatever is pending; no further calls."""
@@ -385,11 +381,6 @@ class Router:
         self._paths.clear()
         self.outgoing.close()
         self.delivery.close()
-
-    @property
-    def connections(self) -> Iterable[Connection]:
-        """All connections of this router."""
-        return self._uplinks.values()
 
 
 _active: Router | None = None

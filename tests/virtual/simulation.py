@@ -154,7 +154,7 @@ class SimProc:
             self.control.wire.close()
         self.task.cancel()
         if self.proc is not None:
-            for connection in self.proc.router.connections:
+            for connection in self.proc.router._uplinks.values():
                 connection.send = lambda frame: None
             for task in self._tasks():
                 task.cancel()
