@@ -18,6 +18,16 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_preloaded() -> Iterator[None]:
+    """Workers import torch only where a test asks for it: once one test module has, every program here looks like one
+    that uses torch, and each of its zygotes would import it, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("cluster", "host_mesh"):
+            patch.setattr(f"monarch_async.mesh.{module}.default_preload", tuple)
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hosts() -> AsyncIterator[ma.HostMesh]:
     """One host for the tests of a module (mark them ``pytest.mark.asyncio(loop_scope="module")``).

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 LARGE = 50 << 20
+PRELOAD = ["torch", "pyarrow", "pytest"]
 
 
 class Mirror(ma.Actor):
@@ -76,7 +77,7 @@ class Mirror(ma.Actor):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mirrors(hosts: ma.HostMesh) -> Mirror:
-    procs = await hosts.spawn_procs({"gpus": 2}, name="mirrors")
+    procs = await hosts.spawn_procs({"gpus": 2}, name="mirrors", preload=PRELOAD)
     return await procs.spawn("mirrors", Mirror)
 
 
@@ -257,7 +258,7 @@ async def test_fifty_megabytes(mirrors: Mirror, hosts: ma.HostMesh, way: str) ->
                 await port.send(tensor)
                 assert torch.equal(await receiver.recv(), tensor)
         case "init":
-            procs = await hosts.spawn_procs(name="heavy")
+            procs = await hosts.spawn_procs(name="heavy", preload=PRELOAD)
             heavy = await procs.spawn("heavy", Mirror, kept=tensor)
             assert torch.equal(await heavy.get.call_one(), tensor)
             await procs.stop()
