@@ -15,7 +15,7 @@ import msgpack
 
 from monarch_async.config import Config
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed, Error, HostLost, Lost
+from monarch_async.errors import Closed, Error, HostLost, Lost, WireError
 from monarch_async.ids import address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
@@ -176,7 +176,7 @@ class Controller:
     def _down(self, connection: Connection, error: Exception | None) -> None:
         for host, session in list(self._sessions.items()):
             if session.connection is connection:
-                if error is None and host in self.watched:
+                if host in self.watched and not isinstance(error, WireError):
                     self._loop.call_later(_OBITUARY, session.went_down, error)
                 else:
                     session.went_down(error)

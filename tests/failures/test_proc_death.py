@@ -99,7 +99,7 @@ async def test_every_pending_call_fails_and_later_ones_at_once(hosts: ma.HostMes
 
 
 @module_loop
-async def test_a_death_is_noticed_soon(hosts: ma.HostMesh, record_property) -> None:
+async def test_a_death_is_noticed_soon(hosts: ma.HostMesh) -> None:
     """Here and in another worker (one machine, one clock)."""
     here, there = [], []
     for _ in range(5):
@@ -118,7 +118,7 @@ async def test_a_death_is_noticed_soon(hosts: ma.HostMesh, record_property) -> N
         here.append(time.monotonic() - killed)
         there.append((await story)[2] - killed)
         await procs.stop()
-    record_property("noticed_ms", {"here": 1e3 * statistics.median(here), "there": 1e3 * statistics.median(there)})
+    print(f"noticed after {1e3 * statistics.median(here):.1f} ms here, {1e3 * statistics.median(there):.1f} ms there")
     assert statistics.median(here) < SOON
     assert statistics.median(there) < SOON
 
