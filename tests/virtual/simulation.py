@@ -1,8 +1,8 @@
 """A whole cluster in one loop of virtual time, out of the real parts.
 
-Real: client, host agents, procs, actors, sessions, handshakes, links. Three things are not: sockets are `inproc`, so that
-they can be cut at any byte and delivered in any split; a proc is a task instead of a process, with a router of its own;
-clocks are the loop's. What a module keeps for "its process" is found by whose endpoint runs.
+Real: client, host agents, procs, actors, sessions, handshakes, links. Three things are not: sockets are `inproc`, so
+that they can be cut at any byte and delivered in any split; a proc is a task instead of a process, with a router of its
+own; clocks are the loop's. What a module keeps for "its process" is found by whose endpoint runs.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -35,9 +35,14 @@ from monarch_async.runtime.router import Router, active_router
 from monarch_async.runtime.watchdog import Watchdog
 from monarch_async.testing import SimLoop
 from monarch_async.transport import inproc
+from monarch_async.transport.connection import Connection
 from monarch_async.transport.dial import Url, listening
 
 TOKEN = "a token"
+
+CONFIG = Config(
+    resume_window=10.0, heartbeat=1.0, direct_calls=False, same_host_reads=False, stop_grace=1.0, block_warning=100.0
+)
 
 #: Virtual seconds after which a test hangs.
 FOR_EVER = 400.0
@@ -80,7 +85,7 @@ class Net:
         if host in self.unreachable or host not in self.listeners:
             raise ConnectionRefusedError(111, "connection refused")
         protocol = factory()
-        there, here = inproc.connect(self.listeners[host](), protocol, latency=self.latency, split=self.split)
+        _, here = inproc.connect(self.listeners[host](), protocol, latency=self.latency, split=self.split)
         self.wires.setdefault(host, []).append(here)
         if host in self.silent:
             _hush(here)
@@ -221,19 +226,13 @@ class SimWorkers(Workers):
             "is_lifelined": False,
         }
         label = f"{spec['mesh']}[{spec['rank']}]"
-        connection = ma_connection(self._relay, label, spec["address"], config.max_frame)
+        connection = Connection(self._relay, label, spec["address"], None, config.max_frame)
         worker = Worker(spec, connection, owner, spec["root"], batch)
         worker.output, worker.pid = Silent(), 1000 + len(self._living)  # type: ignore[assignment]
         self._living[worker.id] = worker
         self._exits.pop(worker.id, None)
         self._relay.routes[worker.address] = connection
         self.nursery.procs[worker.id] = SimProc(self.simulation, self, worker)  # type: ignore[attr-defined]
-
-
-def ma_connection(relay: Any, label: str, dst: int, max_frame: int) -> Any:
-    from monarch_async.transport.connection import Connection
-
-    return Connection(relay, label, dst, None, max_frame)
 
 
 @dataclass
@@ -305,7 +304,7 @@ async def cluster(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: said.append(context))
     with as_processes(simulation):
-        async with asyncio.timeout(FOR_EVER), AsyncStack() as stack:
+        async with asyncio.timeout(FOR_EVER), AsyncExitStack() as stack:
             for index in range(hosts):
                 agent = HostAgent(f"host{index}", TOKEN.encode(), config)
                 agent.workers.simulation = simulation  # type: ignore[attr-defined]
@@ -325,13 +324,6 @@ async def cluster(
     assert not said, said
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, left
-
-
-from contextlib import AsyncExitStack as AsyncStack  # noqa: E402
-
-CONFIG = Config(
-    resume_window=10.0, heartbeat=1.0, direct_calls=False, same_host_reads=False, stop_grace=1.0, block_warning=100.0
-)
 
 
 @contextmanager

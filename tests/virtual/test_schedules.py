@@ -6,10 +6,10 @@ in the end no side holds anything.
 
 import asyncio
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,12 +74,11 @@ class Serial(Member):
 
 
 class Sender:
-    """One task of the client; counts what came back, so that nothing comes twice."""
+    """One task of the client, which numbers what it sends."""
 
     def __init__(self, name: str, mesh: Any, dice: random.Random) -> None:
         self.name, self.mesh, self.dice = name, mesh, dice
         self.number = 0
-        self.outcomes: Counter[str] = Counter()
         self.sent: dict[int, list[int]] = {rank: [] for rank in range(mesh.size)}  # what must have arrived, by member
         self.maybe: set[int] = set()  # numbers whose call was cancelled: it may have begun
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,7 +91,7 @@ class Sender:
 
     async def run(self, steps: int) -> None:
         for _ in range(steps):
-            kind = self.dice.choice(["note", "think", "all", "broadcast", "refuse", "stream", "cancel", "leave", "each"])
+            kind = self.dice.choice("note think all each broadcast refuse stream leave cancel".split())
             rank = self.dice.randrange(self.mesh.size)
             self._tasks.append(asyncio.create_task(getattr(self, kind)(rank)))
             await asyncio.sleep(0)  # so that it is sent
@@ -104,7 +103,6 @@ class Sender:
         number = self.take(rank)
         padding = bytes(self.dice.choice([0, 0, 200, 3000, 70_000]))
         assert await self.mesh.at(rank).note.call_one(self.name, number, padding) == (rank, number)
-        self.outcomes["note"] += 1
 
     async def think(self, rank: int) -> None:
         number = self.take(rank)
@@ -125,13 +123,8 @@ class Sender:
 
     async def refuse(self, rank: int) -> None:
         number = self.take(rank)
-        try:
+        with pytest.raises(ValueError, match=str(number)):
             await self.mesh.at(rank).refuse.call_one(self.name, number)
-        except ValueError as error:
-            assert error.args == (number,)
-            self.outcomes["refused"] += 1
-        else:
-            raise AssertionError("it raised nothing")
 
     async def stream(self, rank: int) -> None:
         number, limit = self.take(rank), self.dice.choice([0, 1, 7, 40])
@@ -152,12 +145,8 @@ class Sender:
         call = self.mesh.think.call(self.name, number, 5.0)
         await asyncio.sleep(self.dice.choice([0, 0.01, 1.0]))
         call.cancel()
-        try:
+        with pytest.raises(asyncio.CancelledError):
             await call
-        except asyncio.CancelledError:
-            self.outcomes["cancelled"] += 1
-        else:
-            raise AssertionError("a cancelled call has returned")
 
 
 def splitter(cuts: list[int]) -> inproc.Split:
@@ -185,11 +174,7 @@ async def check(mesh: Any, senders: list[Sender], is_ordered: bool) -> None:
             if is_ordered:
                 assert noted == expected, f"{sender.name} to {rank}: {noted} expected {expected}"
             assert set(certain) <= set(noted) <= set(sender.sent[rank])
-        assert most <= mesh_limit(mesh)
-
-
-def mesh_limit(mesh: Any) -> int:
-    return mesh._max_concurrency
+        assert most <= mesh._max_concurrency
 
 
 async def storm(world: Simulation, cls: type[Member], dice: random.Random, is_ordered: bool, plan: list[Any]) -> None:
@@ -217,6 +202,7 @@ async def storm(world: Simulation, cls: type[Member], dice: random.Random, is_or
 async def via(first: Any, other: Any) -> None:
     if first._max_concurrency == 1:
         return  # two serial actors that call each other wait for each other
+    await other  # what it is sent by others may come before what makes it
     answers = await first.pass_on.call_one(other, "actor", list(range(9)))
     assert [number for _, number in answers] == list(range(9))
 
@@ -240,7 +226,14 @@ SMALL = replace(CONFIG, window_calls=3, stream_items=4, stream_bytes=500, large=
 )
 @settings(max_examples=60, deadline=None)
 def test_any_schedule(
-    seed: int, plan: list[Any], cuts: list[int], hosts: int, latency: float, cls: type[Member], is_fifo: bool, config: Any
+    seed: int,
+    plan: list[Any],
+    cuts: list[int],
+    hosts: int,
+    latency: float,
+    cls: type[Member],
+    is_fifo: bool,
+    config: ma.Config,
 ) -> None:
     async def main() -> None:
         async with cluster(hosts, config, latency, splitter(cuts), seed) as world:
