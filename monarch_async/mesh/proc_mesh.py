@@ -37,6 +37,7 @@ class Allocation:
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
         self.dead: set[int] = set()
         self.restarting: dict[int, asyncio.Task[None]] = {}  #: by address
+        self._ending: set[int] = set()  # asked to stop: they are not to come back
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
         specs = [self._spec(rank) for rank in range(extent.size)]
@@ -114,9 +115,9 @@ class Allocation:
 
         Who asks while that is under way waits for the same. What fails meanwhile is this one's failure to report.
         """
-        if self.is_stopped:
-            raise Closed(f"proc mesh {self.name}", "it was stopped")
         address = self.addresses[rank]
+        if self.is_stopped or address in self._ending:
+            raise Closed(f"proc mesh {self.name}", "it was stopped")
         if address not in self.restarting:
             self.restarting[address] = task = self.domain.start_task(self._restart(rank, address))
             task.add_done_callback(lambda _: self.restarting.pop(address, None))
@@ -134,6 +135,12 @@ class Allocation:
 
     async def stop(self, addresses: Sequence[int], reason: str) -> None:
         """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
+        self._ending.update(addresses)
+        restarts = [self.restarting[address] for address in addresses if address in self.restarting]
+        for restart in restarts:  # else what is stopped now would come back
+            restart.cancel()
+        if restarts:
+            await asyncio.wait(restarts)
         self.dead.update(addresses)
         for group in self.groups:
             group.excuse()

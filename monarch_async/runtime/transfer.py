@@ -55,7 +55,7 @@ class BlockPool:
                 block = idle.pop()
                 self.idle_bytes -= rounded
         if block is None:
-            block = mmap.mmap(-1, rounded)
+            block = mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones get no huge pages
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
         owner = (ctypes.c_char * rounded).from_buffer(block)

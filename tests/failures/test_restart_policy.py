@@ -69,3 +69,18 @@ async def _pid(child: Child) -> int | None:
         return await child.pid.call_one()
     except ma.Lost:
         return None
+
+
+async def test_what_is_stopped_while_it_restarts_does_not_come_back() -> None:
+    async with ma.local_hosts() as hosts:
+        procs = await hosts.spawn_procs({"gpus": 2}, name="kids")
+        mesh = await procs.spawn("children", Child)
+        restart = asyncio.ensure_future(procs.restart(0))
+        await asyncio.sleep(0)  # its request is on its way
+        await procs.stop()
+        with pytest.raises((ma.Closed, asyncio.CancelledError)):
+            await restart
+        with pytest.raises(ma.Closed):
+            await procs.restart(0)
+        with pytest.raises(ma.Lost):
+            await mesh.at(0).pid.call_one()
