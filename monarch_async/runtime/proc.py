@@ -4,6 +4,8 @@ P1. A spawn takes its place among the messages to the actor it creates: what was
 P2. The proc ends itself when its agent is silent for longer than ``resume_window``, on a clock that also counts while
     the machine is suspended: a host declared lost has no procs left when it comes back.
 P3. Requests of the runtime (status, stop) are answered by the loop at once, never behind users' calls.
+P4. A call from another host to an actor that is not here waits, up to ``resume_window``, for the message that makes
+    it: that may come another way, over a link that is being resumed.
 """
 
 import asyncio
@@ -69,11 +71,15 @@ class SpawnOrder:
 class Proc:
     """This worker. ``router.on_other`` of kinds FAILURE and EXITED are left to others."""
 
-    def __init__(self, router: Router, info: ProcInfo, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take over what the router does not deliver itself. ``clock`` is the lease's (P2)."""
+    def __init__(
+        self, router: Router, info: ProcInfo, root: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Take over what the router does not deliver itself. ``root``: the client; ``clock`` is the lease's (P2)."""
         self.router, self.info = router, info
         self.instances: dict[int, Instance] = {}
         self.producers: dict[tuple[int, int], Producer] = {}
+        self._early: dict[int, list[tuple[Any, ...]]] = {}
+        self._near = {host_of(info.address), host_of(root)}  # what comes from there comes one way only
         self.started_at = time.time()
         self.ended: asyncio.Future[int] = router.loop.create_future()
         self.on_exit: Callable[[bytes], None] = lambda _: None
@@ -116,9 +122,25 @@ class Proc:
             self._spawn(src, call, flags, target, skeleton, buffers)
         elif fields.endpoint == SEND:
             self.router.refuse_missing(src, call, flags, target, fields, skeleton, buffers)
+        elif host_of(src) not in self._near:
+            self._hold_early(target, src, call, flags, fields, skeleton, buffers)
         else:
-            error = ActorDied(f"{target:016x}", self.info.host, f"proc {self.info} has no such actor")
-            self.router.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
+            self._refuse(target, src, call, flags)
+
+    def _hold_early(self, target: int, *early: Any) -> None:
+        """P4. A reference can be faster than the message that creates its actor: that one comes from another host."""
+        if target not in self._early:
+            self._early[target] = []
+            self.router.loop.call_later(self.router.config.resume_window, self._refuse_early, target)
+        self._early[target].append(early)
+
+    def _refuse_early(self, target: int) -> None:
+        for src, call, flags, *_ in self._early.pop(target, ()):
+            self._refuse(target, src, call, flags)
+
+    def _refuse(self, target: int, src: int, call: int, flags: int) -> None:
+        error = ActorDied(f"{target:016x}", self.info.host, f"proc {self.info} has no such actor")
+        self.router.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
 
     def respawn(self, request: Request, actor_id: int) -> None:
         """An actor that has ended is made anew in its place."""
@@ -133,6 +155,8 @@ class Proc:
         instance = Instance(self, actor_id, order.name, rank, order.extent, owner, len(order.members) == 1)
         self.instances[actor_id] = instance
         self.router.targets[actor_id] = instance
+        for early in self._early.pop(actor_id, ()):
+            instance.accept(*early)
 
         async def start() -> None:
             report = await instance.start(lambda: loads(order.skeleton, buffers))  # type: ignore[return-value]
@@ -292,7 +316,7 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     router = Router(me, config, f"proc {info}")
     connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame)
     router.add_uplink(host_of(me), connection)
-    proc = Proc(router, info, time.monotonic if spec["is_lifelined"] else boot_time)
+    proc = Proc(router, info, spec["root"], time.monotonic if spec["is_lifelined"] else boot_time)
     prepare(proc)
     await router.loop.create_unix_connection(lambda: connection, sock=control)
     connection.send(pack_frame(CONTROL, 0, agent_of(me), me, 0, 0, b"", msgpack.packb(["up"])))

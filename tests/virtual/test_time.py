@@ -381,3 +381,44 @@ def test_every_call_of_a_dead_proc_ends_once_and_the_others_go_on(seed: int) -> 
                 world.assert_nothing_pending()
 
     simulation.run(main(), seed)
+
+
+def test_a_reference_faster_than_the_message_that_creates_its_actor_waits_for_it() -> None:
+    """The spawn goes over a link that is cut; the reference reaches another host, whose call gets there first."""
+
+    async def main() -> None:
+        async with cluster(hosts=2) as world:
+            procs = await world.hosts.spawn_procs({"gpus": 1})
+            near = await procs.slice(hosts=0).spawn("near", Member)
+            far = await procs.slice(hosts=1).spawn("far", Member)
+            assert await near.ask.call_one(far, 0) == 0  # the agents know each other
+            world.net.unreachable.add("agent1")
+            world.net.wires["agent1"][0].cut()  # the client's link; that between the agents stays
+            late = procs.slice(hosts=1).spawn("late", Member)
+            call = near.ask.call_one(late, 0.25)
+            await asyncio.sleep(WINDOW / 2)
+            assert not call.done()
+            world.net.heal("agent1")
+            assert await call == 0.25
+            await late
+            await world.settle()
+            world.assert_nothing_pending()
+
+    simulation.run(main())
+
+
+def test_a_call_to_an_actor_that_never_was_waits_no_longer_than_the_window() -> None:
+    async def main() -> None:
+        async with cluster(hosts=2) as world:
+            procs = await world.hosts.spawn_procs({"gpus": 1})
+            near = await procs.slice(hosts=0).spawn("near", Member)
+            far = await procs.slice(hosts=1).spawn("far", Member)
+            began = now()
+            [proc] = [member.proc for member in world.procs.values() if member.proc.info.rank == 1]
+            proc.instances.clear()
+            proc.router.targets.clear()
+            when, error = await ended(near.ask.call_one(far, 0))
+            assert "has no such actor" in str(error)
+            assert WINDOW <= when - began < WINDOW + 1
+
+    simulation.run(main())
