@@ -20,7 +20,9 @@ class Config:
     max_frame: int = 16 << 20  #: largest frame accepted after the handshake
     chunk: int = 1 << 20  #: payload bytes per chunk frame
     large: int = 256 << 10  #: a message with more payload than this travels in chunks
-    same_host_reads: bool = True  #: receivers on one machine read large payloads from the sender's memory
+    #: Receivers on one machine read large payloads from the sender's memory. Who sends some there allows processes of
+    #: the same user to read all of its memory from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
+    same_host_reads: bool = True
     direct_calls: bool = True  #: often used paths on one machine bypass the agent
     window_calls: int = 4096  #: unanswered calls from one proc to one actor before further ones wait at the sender
     window_bytes: int = 256 << 20  #: payload bytes of those calls

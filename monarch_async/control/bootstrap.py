@@ -35,7 +35,7 @@ from typing import Any, NoReturn, TextIO
 from monarch_async.control import kernel
 from monarch_async.control.zygote_messages import pack, unpack
 
-DEFAULT_ENTRY = "monarch_async.runtime.proc:main"
+DEFAULT_ENTRY = "monarch_async.mesh.worker:main"
 
 #: exit status of a worker whose entry raised, as in sysexits.h: internal software error
 STATUS_ENTRY_RAISED = 70

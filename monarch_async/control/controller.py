@@ -100,7 +100,7 @@ class Controller:
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
         self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
-        self.router.direct.is_here = self._is_here
+        self.router.direct.is_here = self.router.outgoing.is_near = self._is_here
         self.router.on_other = self._take
         self.router.on_down = self._down
 

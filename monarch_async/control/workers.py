@@ -68,6 +68,7 @@ class Workers:
         self, owner: int, spec: dict[str, Any], preload: tuple[str, ...], sys_path: list[str], batch: Batch
     ) -> None:
         root = spec.get("root") or owner
+        to_root = self._relay.routes.get(root)
         spec = {
             **spec,
             "root": root,
@@ -75,6 +76,7 @@ class Workers:
             "host": self._name,
             "config": {name: getattr(self._config, name) for name in Config.__slots__},
             "is_lifelined": self._is_lifelined,
+            "is_root_near": to_root is not None and to_root.link is None,  # by a unix socket
             "sys_path": sys_path,
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -185,7 +187,7 @@ class Workers:
         self.kill(orphans, signal.SIGKILL, "the agent: the proc that spawned it has died")
 
     def forget_client(self, root: int) -> None:
-        """A client is gone for good: end its procs; how they end is of interest to nobody."""
+        """A client is gone for good: how its procs have ended is of interest to nobody."""
         self._exits = {id: known for id, known in self._exits.items() if known[0] != root}
 
     def exit_of(self, dst: int) -> Exit:

@@ -139,7 +139,6 @@ class ActorMesh(Sliced):
         """``members``: proc addresses in rank order of the mesh as spawned."""
         self.name, self.region, self.interface = name, region, interface
         self._actor_id, self._members, self._max_concurrency, self._group = actor_id, members, max_concurrency, group
-        self._ready: Start | None = None
 
     def __await__(self) -> Generator[Any, None, "ActorMesh"]:
         group = self._find_group()

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from monarch_async.mesh.proc_mesh import Allocation
 
 
+#: How many deaths are remembered. A call that reports one has been told of it by then, or nobody looks for so long.
+_MOST_DEATHS = 1024
+
+
 class Outcome:
     """What became of a failure: whether callers carry it, and whether somebody handled it (None: not decided yet)."""
 
@@ -101,6 +105,8 @@ class Domain:
         outcome = Outcome(is_delivered)
         if isinstance(failure.error, Lost):
             self._deaths[failure.error.args] = outcome
+            if len(self._deaths) > _MOST_DEATHS:
+                del self._deaths[next(iter(self._deaths))]
         if self.may_handle(owner):
             self.start_task(self._ask(owner, failure, outcome))
         else:

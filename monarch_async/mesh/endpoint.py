@@ -8,7 +8,8 @@
     broadcast   every member; no results; failures go to supervision
 
 Replying adverbs send when they are called and return a future. Arguments are checked against the endpoint's signature
-and pickled before anything is sent.
+and pickled before anything is sent. All raise Backpressure, at once and having sent nothing, where 16 windows of calls
+(``window_calls`` each) wait for a member already.
 """
 
 import functools
@@ -110,24 +111,31 @@ class Endpoint(_Caller, Generic[P, R]):
         """Call every member. The future's result is the `ValueMesh` of all results.
 
         It raises `MeshError` where members raised (the exception itself where the mesh has one member, or with
-        ``options(first_error=True)``), and `ProcDied` or `HostLost` as soon as a member is lost.
+        ``options(first_error=True)``), and `ProcDied` or `HostLost` as soon as a member is lost. The call itself raises
+        PicklingError, and Backpressure where a member is very far behind (see the module).
         """
         return self._cast(args, kwargs, None)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
-        """Call the only member; the future's result is its result. Raises ExtentError where there are several."""
+        """Call the only member; the future's result is its result.
+
+        Raises ExtentError where there are several, Backpressure where it is very far behind.
+        """
         paths = self._paths
         if len(paths) != 1:
             self._mesh.require_one(f"{self._what}.call_one")
         return self._call_member(paths[0], args, kwargs)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
-        """Call the member with the fewest calls from here in flight."""
+        """Call the member with the fewest calls from here in flight. Raises Backpressure where all are far behind."""
         index = self._least_loaded()
         return self._call_member(self._paths[index], args, kwargs)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[tuple[Point, R]]:
-        """Call every member; iterate over (point, result) as they finish. The first error is raised at its turn."""
+        """Call every member; iterate over (point, result) as they finish. The first error is raised at its turn.
+
+        Raises Backpressure where a member is very far behind.
+        """
         source: ResultSource[R] = ResultSource(self._mesh.extent)
         source.follow(self._cast(args, kwargs, source))
         return Stream(source)
@@ -180,20 +188,31 @@ class StreamEndpoint(_Caller, Generic[P, R]):
         """Call the only member; iterate over the items it yields. Raises ExtentError where there are several.
 
         The generator runs at most the stream's credit ahead (``stream_items`` and ``stream_bytes``). Leaving the loop
-        cancels it.
+        cancels it. Raises Backpressure where the member is very far behind.
         """
         self._mesh.require_one(f"{self._what}.stream_one")
-        return Stream(self._open(self._paths[0], args, kwargs))
+        return Stream(self._open(self._paths[0], self._encode(args, kwargs)))
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Like `stream_one`, on the member with the fewest calls from here in flight."""
         index = self._least_loaded()
-        return Stream(self._open(self._paths[index], args, kwargs))
+        return Stream(self._open(self._paths[index], self._encode(args, kwargs)))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[tuple[Point, R]]:
-        """Call every member; iterate over (point, item) of all of them as they come, each with its own credit."""
-        points = list(self._mesh.points())
-        return Stream(MergedSource(points, [self._open(path, args, kwargs) for path in self._paths]))
+        """Call every member; iterate over (point, item) of all of them as they come, each with its own credit.
+
+        Raises Backpressure where a member is very far behind.
+        """
+        encoded = self._encode(args, kwargs)
+        opened: list[ItemSource[Any]] = []
+        try:
+            for path in self._paths:
+                opened.append(self._open(path, encoded))
+        except BaseException:
+            for source in opened:  # all or none
+                source.abandon()
+            raise
+        return Stream(MergedSource(list(self._mesh.points()), opened))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Refuse."""
@@ -201,8 +220,7 @@ class StreamEndpoint(_Caller, Generic[P, R]):
 
     call_one = broadcast = call
 
-    def _open(self, path: Path, args: tuple[object, ...], kwargs: dict[str, object]) -> ItemSource[Any]:
-        encoded = self._encode(args, kwargs)
+    def _open(self, path: Path, encoded: Encoded) -> ItemSource[Any]:
         router = self._router
         config = router.config
         fields, _ = self._with_chain()

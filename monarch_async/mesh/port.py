@@ -5,7 +5,7 @@
     async for value in receiver: ...
 
 A port is a small reference that pickles. A receiver holds at most ``limit`` values; a sender's `send` resolves when its
-value has been admitted, so a full receiver makes its senders wait.
+value has been admitted, so a full receiver makes its senders wait. Dropping a receiver closes it.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ class Port(Generic[T]):
     def send(self, value: T) -> "asyncio.Future[None]":
         """Send now; the future resolves when the receiver has admitted the value (waits while it is full).
 
-        Raises PicklingError at once; the future raises Closed where the receiver is closed, ProcDied where it is gone.
+        Raises PicklingError at once, and Backpressure where 16 windows of values (``window_calls`` each) wait from here
+        already. The future raises Closed where the receiver is closed, ProcDied where its proc is gone.
         """
         encoded = dumps(value, "value sent to a port")
         router = active_router()
@@ -60,36 +61,15 @@ class Port(Generic[T]):
 class Receiver(Generic[T]):
     """The receiving end; lives where it was made. Also an async context manager."""
 
-    def __init__(self, router: Router, limit: int) -> None:
-        """Made by `channel`."""
-        self._router, self._limit = router, limit
-        self.id = random_id64()
-        self._values: deque[T] = deque()
-        self._waiting: deque[tuple[int, int, Buffer, Sequence[Buffer]]] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._is_closed = False
-        router.targets[self.id] = self
+    __slots__ = ("_intake",)
+
+    def __init__(self, intake: "Intake[T]") -> None:
+        """Made by `channel`. The router keeps ``intake``; this object is the user's and decides when it ends."""
+        self._intake = intake
 
     async def recv(self) -> T:
         """Wait for the next value. Raises Closed after `close`."""
-        while not self._values:
-            if self._is_closed:
-                raise Closed("the receiver of this channel")
-            waiter: asyncio.Future[None] = self._router.loop.create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self._waiters.remove(waiter)
-                if self._values:
-                    self._wake()  # it may have been woken for a value, which is another's now
-                raise
-            self._waiters.remove(waiter)
-        value = self._values.popleft()
-        if self._values:
-            self._wake()
-        self._admit()
-        return value
+        return await self._intake.next()
 
     def __aiter__(self) -> "Receiver[T]":
         return self
@@ -103,6 +83,56 @@ class Receiver(Generic[T]):
 
     def close(self) -> None:
         """Take nothing more: waiting and later senders get Closed. Twice is fine."""
+        self._intake.close()
+
+    async def __aenter__(self) -> "Receiver[T]":
+        return self
+
+    async def __aexit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._intake.abandon()
+
+
+class Intake(Generic[T]):
+    """Where the values of one channel arrive."""
+
+    def __init__(self, router: Router, limit: int) -> None:
+        """Take values for ``router``, at most ``limit`` of them."""
+        self._router, self._limit = router, limit
+        self.id = random_id64()
+        self.values: deque[T] = deque()
+        self._waiting: deque[tuple[int, int, Buffer, Sequence[Buffer]]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_closed = False
+        router.targets[self.id] = self
+
+    async def next(self) -> T:
+        """Wait for the next value. Raises Closed after `close`."""
+        while not self.values:
+            if self._is_closed:
+                raise Closed("the receiver of this channel")
+            waiter: asyncio.Future[None] = self._router.loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._waiters.remove(waiter)
+                if self.values:
+                    self._wake()  # it may have been woken for a value, which is another's now
+                raise
+            self._waiters.remove(waiter)
+        value = self.values.popleft()
+        if self.values:
+            self._wake()
+        self._admit()
+        return value
+
+    def close(self) -> None:
+        """Take nothing more. Twice is fine."""
         self._is_closed = True
         self._router.targets.pop(self.id, None)
         while self._waiting:
@@ -112,13 +142,10 @@ class Receiver(Generic[T]):
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def __aenter__(self) -> "Receiver[T]":
-        return self
-
-    async def __aexit__(
-        self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
+    def abandon(self) -> None:
+        """Nobody will receive any more. May be called by the collector, on any thread."""
+        if not self._is_closed:
+            self._router.call_soon(self.close)
 
     # -- delivery.Target ---------------------------------------------------------------------------------------------
 
@@ -131,7 +158,7 @@ class Receiver(Generic[T]):
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._values) < self._limit:
+        while self._waiting and len(self.values) < self._limit:
             src, call, skeleton, buffers = self._waiting.popleft()
             try:
                 value: Any = loads(skeleton, buffers)
@@ -139,7 +166,7 @@ class Receiver(Generic[T]):
                 error.add_note("raised while unpickling a value sent to a port")
                 self._fail(src, call, pack_raised(error, 0, {}, "channel", "recv", self._router.name))
             else:
-                self._values.append(value)
+                self.values.append(value)
                 self._router.reply(src, call, 0, 0, NOTHING)
                 self._wake()
 
@@ -175,5 +202,5 @@ def channel(limit: int = 1024) -> tuple[Port[Any], Receiver[Any]]:
     if limit < 1:
         raise BadCall("channel", f"limit={limit}: it must be 1 or more")
     router = active_router()
-    receiver: Receiver[Any] = Receiver(router, limit)
-    return Port(router.address, receiver.id), receiver
+    intake: Intake[Any] = Intake(router, limit)
+    return Port(router.address, intake.id), Receiver(intake)

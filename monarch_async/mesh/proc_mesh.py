@@ -126,6 +126,7 @@ class Allocation:
     async def _restart(self, rank: int, address: int) -> None:
         self.dead.add(address)
         await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "it is restarted", 0.2)
+        self.domain.router.direct.settle(address)  # it would fail what is sent to the new one
         spec = self._spec(rank)
         waiting = self._spawn([rank], [spec])
         self.dead.discard(address)

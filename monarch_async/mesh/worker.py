@@ -6,6 +6,7 @@ itself fails, and its owner is told, up to the client.
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from monarch_async.control.cluster_token import TOKEN_VARIABLE
@@ -36,6 +37,7 @@ class WorkerDomain(Domain):
         proc.release = self._release
         proc.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
         proc.router.direct.is_here = lambda host: host == host_of(proc.info.address)
+        proc.router.outgoing.is_near = _nearness(spec)
         proc.before_end = self._end
 
     def owner_actor(self) -> int:
@@ -92,6 +94,14 @@ class WorkerDomain(Domain):
         await self.cancel_tasks()
         for allocation in {id(a): a for a in self.allocations.values()}.values():
             await allocation.stop(allocation.addresses, f"proc {self._proc.info}, which spawned it, ends")
+
+
+def _nearness(spec: dict[str, Any]) -> Callable[[int], bool]:
+    """Return what tells whether the processes of a host run on this machine: of a lifelined agent's cluster all do."""
+    near = {host_of(spec["address"])}
+    if spec["is_root_near"]:
+        near.add(host_of(spec["root"]))
+    return lambda host: spec["is_lifelined"] or host in near
 
 
 def main(control: socket.socket, spec: dict[str, Any]) -> int:

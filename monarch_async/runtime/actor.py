@@ -145,8 +145,8 @@ RESERVED = frozenset(
     (
         "extent", "size", "name", "region", "interface", "identity", "cast", "label", "points", "slice", "flatten",
         "split", "rename", "at", "seen_through", "require_one", "stop", "restart", "call", "call_one", "choose",
-        "stream", "stream_one", "broadcast", "options", "_actor_id", "_members", "_max_concurrency", "_group", "_ready",
-        "_owned", "_find_group",
+        "stream", "stream_one", "broadcast", "options", "_actor_id", "_members", "_max_concurrency", "_group", "_owned",
+        "_find_group",
     )
 )
 

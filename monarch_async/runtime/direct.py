@@ -163,6 +163,12 @@ class Direct:
         self._drained[dst] = once
         self._router.loop.call_later(_LAST_WORDS, once)
 
+    def settle(self, dst: int) -> None:
+        """``dst`` is about to be made anew: an old death of it that still waits for last words is told now."""
+        drained = self._drained.get(dst)
+        if drained is not None:
+            drained()
+
     def lose(self, gone: Callable[[int], bool]) -> None:
         """Procs are gone: close what leads to them."""
         for dst in [dst for dst in self._opened if gone(dst)]:

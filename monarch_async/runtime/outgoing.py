@@ -1,8 +1,8 @@
 """Messages with buffers, on their way out: in one frame where they are small, else beside the other messages.
 
 A large payload is copied when the message is made, so that its sender may change it at once. A receiver on the same
-machine is offered the memory of that copy (`same_host`); it says when it has read it, or asks for chunks, which every
-other receiver gets without asking.
+machine (``is_near``) is offered the memory of that copy (`same_host`); it says when it has read it, or asks for chunks,
+which every other receiver gets without asking.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,9 @@ class Outgoing:
         self._sending: dict[int, tuple[Outbound, Connection]] = {}
         self._offered: dict[int, tuple[int, Parcel, Connection]] = {}
         self._offer: Offer | None = None
-        self._far: set[int] = set()  # hosts whose receivers cannot read here
+        #: Whether the processes of a host run on this machine; set by whoever knows.
+        self.is_near: Callable[[int], bool] = lambda host: False
+        self._far: set[int] = set()  # hosts whose receivers cannot read here, though they are near
 
     def parcel(self, encoded: Encoded) -> Parcel:
         """Make a payload ready to be sent. Copies it. May be called on any thread."""
@@ -90,7 +92,8 @@ class Outgoing:
         return send
 
     def _memory(self, dst: int, parcel: Parcel) -> list[object] | None:
-        if not self._config.same_host_reads or host_of(dst) in self._far or not can_offer():
+        host = host_of(dst)
+        if not self._config.same_host_reads or host in self._far or not self.is_near(host) or not can_offer():
             return None
         if self._offer is None:
             self._offer = Offer()

@@ -17,6 +17,10 @@ from monarch_async.wire.payload import dump_exception, load_exception
 
 _RAISED, _ERROR = 0, 1
 
+#: Characters of a text or a traceback that travel; what is longer is cut in its middle. With the original exception,
+#: which `dump_exception` bounds, a report stays far below ``max_frame``: it must arrive in one frame.
+_LONGEST = 256 << 10
+
 
 def pack_raised(
     error: BaseException, rank: int, point: Mapping[str, int], actor: str, endpoint: str, host: str
@@ -54,7 +58,14 @@ def _text(error: BaseException) -> str:
         return f"<its __str__ raised {type(broken).__name__}>"
     if isinstance(error, (RemoteError, ActorDied)):  # the traceback in it is shown with it, once
         text = text.split("\n", 1)[0]
-    return text
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 def load_report(data: bytes | bytearray | memoryview) -> Exception:
@@ -74,6 +85,6 @@ def format_traceback(error: BaseException) -> str:
     while tb is not None and "/monarch_async/runtime/" in tb.tb_frame.f_code.co_filename:
         tb = tb.tb_next
     try:
-        return "".join(traceback.format_exception(type(error), error, tb))
+        return _cut("".join(traceback.format_exception(type(error), error, tb)))
     except Exception as broken:  # an exception whose __str__ or __repr__ raises
         return f"<no traceback: formatting it raised {type(broken).__name__}>"

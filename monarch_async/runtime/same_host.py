@@ -4,7 +4,7 @@
 The sender puts the payload into memory that stays where it is and says in the control frame where that is; the receiver
 reads it on a thread and acknowledges. Whether it may is found out by trying: the offer carries a nonce, and its
 address, and only who reads the right nonce there reads on. Otherwise (another pid namespace, no permission, another
-system) it asks for chunks, and is sent them.
+system) it asks for chunks, and is sent them. Receivers elsewhere are offered nothing.
 """
 
 import ctypes

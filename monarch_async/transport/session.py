@@ -68,7 +68,11 @@ class Session:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        self.peer = _parse_info(agreed.info)
+        try:
+            self.peer = _parse_info(agreed.info)
+        except HandshakeRefused:
+            wire.abort()
+            raise
         self.connection.name, self.connection.address = self.peer["name"], self.peer["address"]
         self.connection.attach(wire, agreed.leftover)
         self.heard_at = self._loop.time()
@@ -127,14 +131,18 @@ class Session:
                 except LinkBroken as error:
                     self._why = error.why
                 else:
-                    replay = link.resume(_parse_info(agreed.info)["received"], self._loop.time())
+                    try:
+                        replay = link.resume(_received(agreed.info), self._loop.time())
+                    except (LinkBroken, HandshakeRefused):
+                        wire.abort()
+                        raise
                     self._redialling, self._why = None, ""
                     self.heard_at = self._loop.time()
                     self.connection.attach(wire, agreed.leftover, replay)
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-        except (LinkBroken, BadFrame) as error:
+        except (LinkBroken, BadFrame, HandshakeRefused) as error:
             self.lose(str(error))
         else:
             self.lose(self._overdue(self._loop.time() - self.heard_at))
@@ -168,3 +176,11 @@ def _parse_info(data: bytes) -> dict[str, Any]:
         return {"name": str(info["name"]), "address": int(info["address"]), **info}
     except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise HandshakeRefused(f"unreadable introduction: {error}") from error
+
+
+def _received(data: bytes) -> int:
+    """Return how many frames the peer has received, as its introduction says."""
+    received = _parse_info(data).get("received")
+    if not isinstance(received, int):
+        raise HandshakeRefused(f"unreadable introduction: it has received {received!r} frames")
+    return received

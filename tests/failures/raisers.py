@@ -67,6 +67,7 @@ KINDS: dict[str, object] = {
     "no_text": NoText,
     "read_only_rank": lambda: ReadOnlyRank("hm"),
     "frozen": lambda: Frozen(5),
+    "huge": lambda: ValueError("begin" + "x" * (32 << 20) + "end"),
     "group": group,
     "base_group": lambda: BaseExceptionGroup("with an exit", [SystemExit(1), ValueError("x")]),
     "exit": lambda: SystemExit(3),

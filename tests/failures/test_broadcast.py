@@ -44,6 +44,24 @@ async def test_a_policy_is_told_which_member_and_why(style: str) -> None:
         assert heard.empty()
 
 
+async def test_one_with_a_text_of_megabytes_is_told_too() -> None:
+    heard: asyncio.Queue[ma.Failure] = asyncio.Queue()
+
+    async def policy(failure: ma.Failure) -> bool:
+        heard.put_nowait(failure)
+        return True
+
+    async with ma.local_hosts() as hosts, ma.supervise(policy):
+        mesh = await (await hosts.spawn_procs()).spawn("raisers", Raiser)
+        mesh.at_once.broadcast("huge")
+        async with asyncio.timeout(20):
+            error = (await heard.get()).error
+        assert isinstance(error, ValueError)
+        assert isinstance(error, ma.RemoteError)
+        assert len(error.text) < 300_000
+        assert await mesh.alive.call_one()
+
+
 async def test_to_an_actor_that_did_not_come_up() -> None:
     """Nobody awaits anything, and yet it is not lost; nor does the sender's window fill up."""
     with pytest.raises(ValueError, match="no such model"):

@@ -81,6 +81,19 @@ async def test_every_exception_arrives(
     assert "".join(traceback.format_exception(error))
 
 
+@pytest.mark.parametrize("style", STYLES)
+async def test_one_with_a_text_of_megabytes_arrives_cut_in_its_middle(mesh: Raiser, style: str) -> None:
+    error = await caught(mesh, style, "huge")
+    assert isinstance(error, ma.RemoteError)
+    assert isinstance(error, ValueError)
+    for text in (error.text, error.traceback):
+        assert 200_000 < len(text) < 300_000
+        assert "characters left out" in text
+    assert error.text.startswith("beginx")
+    assert error.text.endswith("xend")
+    assert "build(kind)" in error.traceback
+
+
 @pytest.mark.parametrize("kind", ["stop_iteration", "stop_async_iteration"])
 async def test_the_end_of_an_iteration_ends_no_iteration_here(mesh: Raiser, kind: str) -> None:
     """Raised into a future or an ``async for`` it would be taken for something else."""

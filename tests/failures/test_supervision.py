@@ -11,6 +11,7 @@ from families import Child, Clumsy, Declining, Hasty, Parent, Restarting, Tolera
 from shapes import Picky
 
 import monarch_async as ma
+from monarch_async.mesh.domain import active_domain
 from monarch_async.runtime import call as calls
 
 
@@ -373,3 +374,13 @@ def test_a_program_that_idles_ends_with_the_cause(tmp_path: Path, how: str, last
     assert "CancelledError" not in done.stderr  # how the body was ended is nobody's business
     assert "never retrieved" not in done.stderr
     assert done.stdout == ""
+
+
+async def test_deaths_are_not_remembered_for_ever() -> None:
+    async with ma.local_hosts() as hosts:
+        procs = await hosts.spawn_procs()
+        domain = active_domain()
+        for pid in range(3000):
+            death = ma.ProcDied("p[0]", "host0", 1, None, False, (), "", pid)
+            domain.tell(domain.owner(), ma.Failure(death, procs, 0), True)
+        assert len(domain._deaths) <= 1024

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from agents import IMPATIENT, TOKEN, Agent, running_agent
@@ -12,6 +13,8 @@ from victims import Victim
 from workload import Ledger
 
 import monarch_async as ma
+from monarch_async.runtime.router import active_router
+from monarch_async.runtime.same_host import can_offer
 from monarch_async.testing import FaultProxy
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.frame import frame_length
@@ -64,6 +67,46 @@ async def test_both_ways_at_once_keep_their_order() -> None:
         for entries in await ledgers.take.call():
             assert entries == list(range(60))
         assert not [line for agent in (a, b) for line in agent.said if "closed the connection" in line]
+
+
+class Sender(ma.Actor):
+    """Sends large payloads."""
+
+    @ma.endpoint
+    async def make(self, size: int) -> bytes:
+        return bytes(size)
+
+    @ma.endpoint
+    async def send(self, other: "Sender", size: int) -> int:
+        return await other.measure.call_one(bytes(size))
+
+    @ma.endpoint
+    async def measure(self, data: bytes) -> int:
+        return len(data)
+
+    @ma.endpoint
+    async def has_offered(self) -> bool:
+        return active_router().outgoing._offer is not None
+
+
+@pytest.mark.skipif(not can_offer(), reason="this system has no process_vm_readv")
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_memory_is_offered_to_this_machine_only(kind: str, tmp_path: Path) -> None:
+    """As far as one can know: who is reached over TCP may be anywhere."""
+    urls = ["tcp://127.0.0.1:0"] * 2 if kind == "tcp" else [f"unix://{tmp_path}/{n}.sock" for n in "ab"]
+    is_near = kind == "unix"
+    async with running_agent(urls[0], "a") as a, running_agent(urls[1], "b") as b:
+        async with ma.attach(a.url, b.url, token=TOKEN) as hosts:
+            senders = await (await hosts.spawn_procs({"gpus": 2})).spawn("senders", Sender)
+            assert list(await senders.measure.call(bytes(1_000_000))) == [1_000_000] * 4
+            assert (active_router().outgoing._offer is not None) == is_near
+            first = senders.at(0)
+            assert await first.send.call_one(senders.at(2), 1_000_000) == 1_000_000  # on the other host
+            assert not await first.has_offered.call_one()
+            assert len(await first.make.call_one(1_000_000)) == 1_000_000
+            assert await first.has_offered.call_one() == is_near
+            assert await first.send.call_one(senders.at(1), 1_000_000) == 1_000_000
+            assert await first.has_offered.call_one()
 
 
 def proxy_to(agent: Agent) -> FaultProxy:

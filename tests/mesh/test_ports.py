@@ -1,6 +1,7 @@
 """Ports and channels: many values back, from several procs, with admission that holds the senders."""
 
 import asyncio
+import gc
 import os
 import pickle
 import threading
@@ -189,6 +190,29 @@ async def test_closing_wakes_who_receives() -> None:
         await looping
 
 
+async def test_a_receiver_that_is_dropped_is_closed(senders: Sender) -> None:
+    port, receiver = ma.channel(limit=1)
+    sending = [port.send(n) for n in range(3)]
+    await sending[0]
+    del receiver
+    gc.collect()
+    async with asyncio.timeout(5):
+        for waiting in (*sending[1:], port.send(4)):
+            with pytest.raises(ma.Closed):
+                await waiting
+    assert port._id not in active_router().targets
+
+
+async def test_a_receiver_that_somebody_waits_on_is_kept() -> None:
+    port, receiver = ma.channel()
+    waiting = asyncio.ensure_future(receiver.recv())
+    del receiver
+    await asyncio.sleep(0)
+    gc.collect()
+    await port.send("a")
+    assert await waiting == "a"
+
+
 async def test_several_may_receive_and_one_may_give_up() -> None:
     port, receiver = ma.channel()
     async with receiver:
@@ -203,7 +227,7 @@ async def test_several_may_receive_and_one_may_give_up() -> None:
         waiting = asyncio.ensure_future(receiver.recv())
         await asyncio.sleep(0)
         sending = port.send("c")
-        while not receiver._values:
+        while not receiver._intake.values:
             await asyncio.sleep(0)
         waiting.cancel()  # just when its value has come
         await sending

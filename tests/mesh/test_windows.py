@@ -24,6 +24,7 @@ class Worker(ma.Actor):
 
     def __init__(self) -> None:
         self.seen: list[int] = []
+        self.streams = 0
         self.gate = asyncio.Event()
 
     @ma.endpoint
@@ -36,6 +37,19 @@ class Worker(ma.Actor):
     async def measure(self, data: bytes) -> int:
         await asyncio.sleep(0)
         return len(data)
+
+    @ma.endpoint
+    async def streaming(self) -> AsyncIterator[int]:
+        self.streams += 1
+        try:
+            yield self.streams
+            await asyncio.Event().wait()
+        finally:
+            self.streams -= 1
+
+    @ma.endpoint
+    async def count_streams(self) -> int:
+        return self.streams
 
     @ma.endpoint
     async def open(self) -> int:
@@ -176,6 +190,20 @@ async def test_a_flood_is_refused_at_its_limit_as_a_whole(procs: ma.ProcMesh, ov
             await asyncio.sleep(0.01)
     assert seen == list(range(sent))
     assert await worker.at(0).taken.call_one() == []  # nothing of what was refused has arrived anywhere
+
+
+async def test_a_stream_refused_by_one_member_ends_at_the_others(procs: ma.ProcMesh) -> None:
+    worker, opener = await procs.spawn("worker", Worker), await procs.spawn("opener", Opener)
+    calls = [worker.at(1).wait.call_one(index) for index in range(WINDOW + 16 * WINDOW)]
+    pending = len(active_router().pending)
+    with pytest.raises(ma.Backpressure):
+        worker.streaming.stream()
+    async with asyncio.timeout(5):
+        while len(active_router().pending) > pending:
+            await asyncio.sleep(0.01)
+    assert await worker.at(0).count_streams.call_one() == 0
+    await opener.open.call("worker[1]")
+    await asyncio.gather(*calls)
 
 
 async def test_a_call_that_waits_may_be_cancelled(procs: ma.ProcMesh) -> None:

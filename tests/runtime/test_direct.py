@@ -10,6 +10,7 @@ import pytest
 import monarch_async as ma
 from monarch_async.runtime.direct import DIRECT, PATIENCE
 from monarch_async.runtime.path import Path
+from monarch_async.runtime.router import active_router
 
 
 @pytest.fixture
@@ -163,6 +164,21 @@ async def test_death_ends_calls_on_a_direct_path() -> None:
         await procs.restart(0)
         assert await mesh.at(0).pid.call_one() != pid
         await make_direct(mesh)
+
+
+async def test_a_death_not_told_yet_does_not_hit_what_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_async.runtime.direct._LAST_WORDS", 0.6)
+    async with ma.local_hosts() as hosts:
+        procs = await hosts.spawn_procs()
+        mesh = await procs.spawn("members", Member)
+        address = (await make_direct(mesh)).dst
+        direct = active_router().direct
+        noticed = direct.connection_down
+        with monkeypatch.context() as patch:  # the end of its socket is not noticed
+            patch.setattr(direct, "connection_down", lambda c: c.address == address or noticed(c))
+            await procs.restart(0)
+            await mesh.at(0).slow.call_one(0.8)
+        await procs.stop()
 
 
 async def test_what_was_answered_before_a_death_arrives() -> None:

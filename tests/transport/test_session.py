@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import msgpack
 import pytest
 
 from monarch_async.config import Config
@@ -287,3 +288,36 @@ async def test_closing_while_it_dials_again_leaves_nothing() -> None:
         await here.session.aclose()
         await here.session.aclose()
         assert here.lost == []
+
+
+@pytest.mark.parametrize(
+    "introduction", [b"\xc1", msgpack.packb({"name": "host"}), {}, {"received": "all"}, {"received": 10}], ids=repr
+)
+async def test_an_agent_that_comes_back_with_nonsense_is_lost(introduction: object) -> None:
+    """And its socket closed."""
+    known = {"name": "host", "address": 500 << 32}
+    wires: list[asyncio.Transport] = []
+    ended = asyncio.Event()
+
+    class Peer(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            if len(wires) == 2:
+                ended.set()
+
+    def answer(info: bytes) -> bytes:
+        if not wires:
+            return msgpack.packb(known)
+        return introduction if isinstance(introduction, bytes) else msgpack.packb({**known, **introduction})  # type: ignore[dict-item]
+
+    def take(wire: asyncio.Transport, _: object) -> None:
+        wires.append(wire)
+        wire.set_protocol(Peer())
+
+    async with listening(Url.parse("tcp://127.0.0.1:0"), TOKEN, answer, take, lambda *_: None) as url:
+        async with dialling(url.text, PATIENT) as here:
+            await here.session.open()
+            wires[0].abort()
+            reason = await here.wait_lost()
+            assert "unreadable introduction" in reason or "cannot resume" in reason
+            async with asyncio.timeout(5):
+                await ended.wait()
