@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from monarch_async.config import Config
 from monarch_async.control.host_agent import HostAgent
+from monarch_async.control.kernel import raise_open_files
 from monarch_async.transport.dial import Url, listening
 
 
@@ -30,6 +31,7 @@ async def serve_agent(
     for signo in signals:
         loop.add_signal_handler(signo, ended.set)
     agent = HostAgent(name, token, Config.from_env(), is_lifelined=lifeline is not None)
+    agent.workers.open_files = raise_open_files()  # three per worker are ours; workers get the limit that was
     guests = agent.guests
     try:
         async with listening(Url.parse(url), token, guests.admit, guests.agreed, guests.refused) as real:

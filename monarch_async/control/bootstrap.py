@@ -8,6 +8,7 @@ The spec is a dict that travels as msgpack. Keys read here, all but ``id`` optio
     id        int               names the worker to the agent
     env       {str: str}        added to the environment before any import of the user's
     cwd       str               directory to change to
+    nofile    int               how many files it may open: more, as agent and zygote may, break select()
     start     "fork" | "spawn"
     python    str               interpreter for "spawn", looked up in PATH; the zygote's own where absent
     sys_path  [str]             entries appended to sys.path where missing
@@ -98,6 +99,8 @@ def isolate(spec: Mapping[str, Any], zygote: int, stdout: int, stderr: int) -> N
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
         os.close(source)
+    if nofile := spec.get("nofile"):
+        kernel.limit_open_files(nofile)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if cwd := spec.get("cwd"):
         try:

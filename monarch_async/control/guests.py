@@ -99,6 +99,7 @@ class Guests:
         if guest is not None:
             self._resume(guest, who["received"], wire, agreed.leftover)
             return
+        self.leave(who["address"], "it has come back with a new session")  # the old end is not to be its own
         sock = wire.get_extra_info("socket")
         link = None if sock is not None and sock.family == socket.AF_UNIX else Link(peer=who["name"])
         connection = Connection(self._consumer, who["name"], who["address"], link, self._config.max_frame)
@@ -160,7 +161,8 @@ class Guests:
                 guest.connection.ping()
 
     def _expire(self, guest: Guest, why: str) -> None:
-        del self._guests[guest.session]
+        if self._guests.pop(guest.session, None) is None:
+            return  # gone already: the end of another took it along
         guest.connection.close()
         self._on_expired(guest, why)
 

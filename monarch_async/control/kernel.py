@@ -11,15 +11,19 @@ process is the parent, or the main thread of one.
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+#: Three for each of twenty thousand workers. Not more: where there is no close_range(2) some close all up to the limit.
+_ENOUGH_FILES = 1 << 16
 _IOLBF = 1 if _LINUX or sys.platform == "darwin" else 0
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,6 +53,23 @@ def set_title(title: str) -> None:
     """Set the name that ``ps -o comm`` and ``top`` show; the kernel keeps its first 15 bytes."""
     if _LINUX:
         _prctl(_PR_SET_NAME, ctypes.c_char_p(title.encode(errors="replace").replace(b"\0", b"?")[:15]))
+
+
+def raise_open_files() -> int:
+    """Let this process open as many files as it may and can use; return how many it was to open (its soft limit)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # a system may take less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return soft
+
+
+def limit_open_files(soft: int) -> None:
+    """Have this process open no more files than this, unless it may not even open so many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def children(pid: int) -> list[int]:

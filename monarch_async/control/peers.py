@@ -60,11 +60,14 @@ class Peers:
         try:
             await session.open(self._config.resume_window)
         except (LinkBroken, HandshakeRefused) as error:
-            self._lost(session, f"{self._name} cannot reach it: {error}")
+            session.lose(f"{self._name} cannot reach it: {error}")
 
     def _lost(self, session: Session, reason: str) -> None:
-        host = host_of(session.connection.address)
-        self._sessions.pop(host, None)
+        host = next((host for host, known in self._sessions.items() if known is session), None)
+        if host is None:  # given up before: another may be in its place by now
+            return
+        del self._sessions[host]
+        session.connection.address = address(host, 0)  # whoever answered at that URL
         name, _ = self._known[host]
         log.warning("lost the agent of %s: %s", name, reason)
         session.connection.close()

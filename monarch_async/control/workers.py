@@ -7,10 +7,13 @@ W4. What a proc spawned ends with it.
 """
 
 import asyncio
+import errno
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgpack
@@ -40,6 +43,7 @@ class Workers:
         self._exits: dict[int, tuple[int, Exit]] = {}  # with their client
         self._connecting: set[asyncio.Task[None]] = set()
         self._oom_kills = oom_kills()
+        self.open_files: int | None = None  #: the soft limit that workers get; None: this process's own
 
     def living(self) -> list[Worker]:
         """Return every worker that has not ended."""
@@ -78,13 +82,16 @@ class Workers:
             "is_lifelined": self._is_lifelined,
             "is_root_near": to_root is not None and to_root.link is None,  # by a unix socket
             "sys_path": sys_path,
+            "nofile": self.open_files,
         }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
         label = f"{spec['mesh']}[{spec['rank']}]"
         connection = Connection(self._relay, label, spec["address"], None, self._config.max_frame)
         worker = Worker(spec, connection, owner, root, batch)
+        try:
+            ours, theirs, out_read, out_write, err_read, err_write = _open_ends()
+        except OSError as error:
+            self._never_started(worker, f"its agent cannot open a connection to it: {_why(error)}")
+            return
         worker.output = Output(
             out_read,
             err_read,
@@ -98,7 +105,7 @@ class Workers:
         connect = self._loop.create_task(self._connect(connection, ours))
         self._connecting.add(connect)
         connect.add_done_callback(self._connecting.discard)
-        self.nursery.fork(spec, (theirs.detach(), out_write, err_write), preload, sys_path if preload else ())
+        self.nursery.fork(spec, (theirs, out_write, err_write), preload, sys_path if preload else ())
 
     async def _connect(self, connection: Connection, ours: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: connection, sock=ours)
@@ -120,10 +127,13 @@ class Workers:
         if worker is not None:
             assert worker.output is not None
             worker.output.drain()
-            worker.connection.close()
-            worker.gone.set_result(None)
-            worker.settle(reason)
-            self._tell(worker, Exit.refused(worker, self._name, reason))
+            self._never_started(worker, reason)
+
+    def _never_started(self, worker: Worker, reason: str) -> None:
+        worker.connection.close()
+        worker.gone.set_result(None)
+        worker.settle(reason)
+        self._tell(worker, Exit.refused(worker, self._name, reason))
 
     # -- end -------------------------------------------------------------------------------------------------------
 
@@ -246,6 +256,27 @@ class Workers:
     def _may_log(self, root: int) -> bool:
         route = self._relay.find(root)
         return route is None or route.has_room
+
+
+def _open_ends() -> tuple[socket.socket, int, int, int, int, int]:
+    """Open both ends of a worker's connection, of its stdout and of its stderr. Raises OSError, with none left open."""
+    with ExitStack() as undo:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        undo.callback(ours.close)
+        undo.callback(theirs.close)
+        out_read, out_write = os.pipe()
+        undo.callback(os.close, out_read)
+        undo.callback(os.close, out_write)
+        err_read, err_write = os.pipe()
+        undo.pop_all()
+    return ours, theirs.detach(), out_read, out_write, err_read, err_write
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"too many open files (limit {limit}): raise `ulimit -n`"
+    return error.strerror or str(error)
 
 
 async def _wait_gone(workers: Sequence[Worker], timeout: float | None) -> None:

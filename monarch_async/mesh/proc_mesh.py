@@ -160,7 +160,7 @@ class Allocation:
         for outcome in outcomes:  # on a host that is lost there is nothing left to stop
             if isinstance(outcome, BaseException) and not isinstance(outcome, HostLost):
                 raise outcome
-        if len(self.dead) == len(self.addresses):
+        if len(self._ending) == len(self.addresses):  # one that has crashed may still be made anew
             self.is_stopped = True
             for address in self.addresses:
                 self.domain.allocations.pop(address, None)

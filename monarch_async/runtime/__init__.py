@@ -25,8 +25,8 @@ Reading order
 - ``router.py``, ``path.py``, ``members.py``, ``call.py``  calls out: order, windows, futures
 - ``incoming.py``, ``delivery.py``  what arrives, in order
 - ``direct.py``  connections between procs of one host, beside the agent
-- ``birth.py``, ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``  one actor: how it comes
-  to be, its mailbox, calls, thread, streams
+- ``birth.py``, ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``, ``ending.py``  one actor: how it
+  comes to be, its mailbox, calls, thread, streams, how it ends
 - ``proc.py``, ``context.py``  a worker from the inside, and ``context()``
 - ``report.py``  exceptions as bytes
 - ``outgoing.py``, ``transfer.py``, ``same_host.py``, ``reader.py``  large payloads, beside the other messages

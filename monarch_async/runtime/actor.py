@@ -156,8 +156,9 @@ class Actor:
 
     ``__init__`` runs in the worker: on the actor's own thread where the class has plain ``def`` endpoints, else on the
     loop. Two optional hooks run on the loop: ``async def setup(self)`` after ``__init__`` and before the first call,
-    and ``async def teardown(self)`` before an orderly stop. ``async def __supervise__(self, failure) -> bool`` is told
-    of failures of what this actor spawned; returning true handles them.
+    and ``async def teardown(self)`` before an orderly stop, for ``stop_grace`` at most (see `Config`).
+    ``async def __supervise__(self, failure) -> bool`` is told of failures of what this actor spawned; returning true
+    handles them.
 
     ``max_concurrency`` bounds how many of its ``async`` endpoints run at a time; 1 makes the actor strictly serial.
     """

@@ -55,6 +55,8 @@ class Delivery:
         self._pool, self._reader, self._acknowledge = pool, reader, acknowledge
         self.targets: dict[int, Target] = {}
         self.on_missing: Missing = lambda *_: None
+        #: Takes (sender, target, call) of a call given up whose target is not there.
+        self.on_missing_cancel: Callable[[int, int, int], None] = lambda *_: None
         self._inbound: dict[tuple[int, int], Inbound] = {}
         self.held: dict[tuple[int, int], _Queue] = {}  #: what waits, by (sender, target); usually nothing does
 

@@ -140,6 +140,8 @@ class Incoming:
         found = self._targets.get(target)
         if found is not None:
             found.cancel(src, call)
+        else:
+            self._delivery.on_missing_cancel(src, target, call)
 
     def _take_credit(self, src: int, flags: int, target: int, call: int, payload: bytes) -> None:
         if flags & CHUNKED:

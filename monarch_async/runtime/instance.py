@@ -25,18 +25,14 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_async.errors import (
-    ActorDied,
-    Error,
-    NotAnEndpoint,
-    WouldDeadlock,
-)
+from monarch_async.errors import ActorDied, Error, NotAnEndpoint, WouldDeadlock
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Interface, Style, interface_of
 from monarch_async.runtime.actor_thread import ActorThread
 from monarch_async.runtime.answers import SPAWN, Answers, Request
 from monarch_async.runtime.birth import Method, Recipe, bind, construct, find_hook, needs_thread, read_recipe, run_hook
 from monarch_async.runtime.context import ActorLog, Context, _current, enter_hook
+from monarch_async.runtime.ending import tear_down
 from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import describe, format_traceback, pack_error
@@ -81,6 +77,7 @@ class Instance:
         self._failure: bytes = b""
         self._hook = "__init__"  # which of the hooks that start it runs
         self._starting: asyncio.Task[object] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._router = proc.router
         self.answers = Answers(
             proc.router,
@@ -141,13 +138,17 @@ class Instance:
         return report
 
     async def stop(self, reason: str) -> None:
-        """Cancel what runs, refuse what waits, run ``teardown``, end what it spawned. Stopping twice is fine.
+        """Cancel what runs, refuse what waits, run ``teardown``, end what it spawned. Stopping again waits for that.
 
         ``reason`` is what callers are told; empty where the failure to tell them is set already.
         """
-        if self.state is State.STOPPED:
-            return
-        had_actor = self.state is State.RUNNING
+        if self._stopping is None:
+            had_actor = self.state is State.RUNNING
+            self._stopping = self._router.loop.create_task(self._wind_down(self._refuse_all(reason), had_actor))
+        await asyncio.shield(self._stopping)  # who waits may be cancelled: the old actor ends all the same
+
+    def _refuse_all(self, reason: str) -> list[asyncio.Task[None]]:
+        """Enter Stopped; return what was running, already cancelled."""
         if self.state is State.STARTING and self._starting is not None:
             self._starting.cancel()
         self.state = State.STOPPED
@@ -159,14 +160,14 @@ class Instance:
         tasks = [request.task for request in self.running.values() if request.task is not None]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._router.config.stop_grace)
+        return tasks
+
+    async def _wind_down(self, cancelled: list[asyncio.Task[None]], had_actor: bool) -> None:
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=self._router.config.stop_grace)
         try:
-            if had_actor and (teardown := find_hook(self.actor, "teardown")):
-                enter_hook(self, "teardown")
-                await run_hook(teardown)
-        except Exception:
-            self.logger.exception("teardown raised")
+            if had_actor:
+                await tear_down(self, self._router.config)
         finally:
             if self._thread is not None:
                 self._thread.close()

@@ -35,6 +35,7 @@ from monarch_async.runtime.router import Router
 from monarch_async.runtime.watchdog import Watchdog
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
+    CANCELLED,
     CONTROL,
     EAGER,
     FAILED,
@@ -95,6 +96,7 @@ class Proc:
         self._was_overdue = False
         router.on_other = self._take
         router.delivery.on_missing = self._take_missing
+        router.delivery.on_missing_cancel = self._cancel_early
         router.on_down = self._agent_gone
         router.loop.call_later(router.config.resume_window / 4, self._check_lease)
 
@@ -133,6 +135,14 @@ class Proc:
             self._early[target] = []
             self.router.loop.call_later(self.router.config.resume_window, self._refuse_early, target)
         self._early[target].append(early)
+
+    def _cancel_early(self, src: int, target: int, call: int) -> None:
+        """The caller of one that waits for its actor has given it up: it is not to begin; acknowledge."""
+        for early in self._early.get(target, ()):
+            if early[:2] == (src, call):
+                self._early[target].remove(early)
+                self.router.reply(src, call, 0, CANCELLED | early[2] & (GATHERED | EAGER), Encoded(b"", []))
+                return
 
     def _refuse_early(self, target: int) -> None:
         for src, call, flags, *_ in self._early.pop(target, ()):
@@ -225,9 +235,11 @@ class Proc:
         self._answer(src, call, await self.router.direct.listen())
 
     async def _stop_actor(self, src: int, call: int, actor_id: int, reason: str) -> None:
-        instance = self.instances.pop(actor_id, None)
-        if instance is not None:
+        instance = self.instances.get(actor_id)
+        if instance is not None:  # until it has stopped it is here: who asks again, and `shutdown`, wait for that too
             await instance.stop(reason)
+            if self.instances.get(actor_id) is instance:
+                del self.instances[actor_id]
         self._answer(src, call, None)
 
     async def shutdown(self, reason: str) -> None:

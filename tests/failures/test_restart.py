@@ -78,6 +78,20 @@ async def test_a_dead_proc_comes_back(hosts: ma.HostMesh, children: tuple[ma.Pro
     await procs.stop()
 
 
+async def test_a_dead_proc_comes_back_after_all_others_were_stopped(children: tuple[ma.ProcMesh, Child]) -> None:
+    procs, mesh = children
+    waiting = mesh.at(2).wait.call_one()
+    os.kill(await mesh.at(2).pid.call_one(), signal.SIGKILL)
+    with pytest.raises(ma.ProcDied):
+        await waiting
+    await procs.slice(gpus=slice(0, 2)).stop()
+    await procs.restart(2)
+    assert await mesh.at(2).counted.call_one() == 1
+    await procs.stop()
+    with pytest.raises(ma.Closed):
+        await procs.restart(2)
+
+
 async def test_ranks_are_those_of_the_slice(children: tuple[ma.ProcMesh, Child]) -> None:
     procs, mesh = children
     await mesh.counted.call()

@@ -8,6 +8,7 @@ import os
 import threading
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -357,6 +358,105 @@ async def test_an_actor_is_made_anew_in_its_place(pair: Pair) -> None:
     await pair.spawn(Subject, "second")
     assert await pair.call("note", "x") == "x"
     assert pair.actor.log == ["second", "x"]
+
+
+class Leaving(Subject):
+    """Its teardown waits for a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def teardown(self) -> None:
+        self.log.append("teardown")
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.log.append("cut short")
+            raise
+        self.log.append("gone")
+
+
+class Staying(Leaving):
+    """Its teardown does not let itself be cancelled."""
+
+    async def teardown(self) -> None:
+        while not self.may_end.is_set():
+            try:
+                await self.may_end.wait()
+            except asyncio.CancelledError:
+                self.log.append("heard")
+
+
+async def test_who_stops_it_again_waits_for_the_stop_in_progress(pair: Pair) -> None:
+    """Else a restart would run the new ``__init__`` beside the old ``teardown``, and a proc would end in the midst."""
+    await pair.spawn(Leaving)
+    actor, proc = pair.actor, pair.proc
+    stop = [proc._stop_actor(CALLER, 0, pair.actor_id, why) for why in ("it was stopped", "it is restarted")]
+    first, second = map(asyncio.ensure_future, stop)
+    await turns()
+    shutdown = asyncio.ensure_future(proc.shutdown("the end"))
+    await turns()
+    assert actor.log == ["teardown"]
+    assert not (first.done() or second.done() or proc.ended.done())
+    first.cancel()  # who waits may give up, the teardown goes on
+    await turns()
+    assert actor.log == ["teardown"]
+    actor.may_end.set()
+    await asyncio.gather(second, shutdown)
+    assert proc.ended.done()
+    assert actor.log == ["teardown", "gone"]
+    assert not proc.instances
+
+
+async def test_a_failure_of_its_own_is_a_stop_in_progress_too(pair: Pair) -> None:
+    await pair.spawn(Leaving)
+    actor = pair.actor
+    failing = asyncio.ensure_future(pair.instance.fail(ma.ActorDied("actor", "here", "why"), ValueError("cause")))
+    await turns()
+    stopping = asyncio.ensure_future(pair.stop())
+    await turns()
+    assert actor.log == ["teardown"] and not stopping.done()
+    actor.may_end.set()
+    await asyncio.gather(failing, stopping)
+    assert actor.log == ["teardown", "gone"]
+
+
+async def test_a_teardown_that_takes_too_long_is_cancelled(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.worker.config = replace(CONFIG, stop_grace=0.02)
+    await pair.spawn(Leaving)
+    actor = pair.actor
+    await pair.stop()
+    assert actor.log == ["teardown", "cut short"]
+    assert "teardown takes longer than stop_grace (0.02 s)" in caplog.text
+
+
+async def test_a_teardown_that_will_not_end_is_left_behind(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.worker.config = replace(CONFIG, stop_grace=0.02, cancel_grace=0.02)
+    await pair.spawn(Staying)
+    actor = pair.actor
+    await pair.stop()
+    assert actor.log == ["heard"]
+    assert "teardown takes longer" in caplog.text
+    actor.may_end.set()
+    await turns()
+
+
+async def test_a_call_that_waits_for_its_actor_to_be_made_is_cancelled(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P4: it came from another host before the message that makes its actor."""
+    pair.proc._near.clear()
+    given_up, kept = pair.call("note", "a"), pair.call("note", "b")
+    await turns()
+    assert len(pair.proc._early[pair.actor_id]) == 2
+    given_up.cancel()
+    await turns()
+    assert given_up.cancelled()
+    await pair.spawn(Subject)
+    assert await kept == "b"
+    assert pair.actor.log == ["b"]
+    assert "no acknowledgement" not in caplog.text
 
 
 async def test_a_status_is_answered_while_calls_wait(pair: Pair) -> None:

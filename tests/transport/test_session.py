@@ -95,10 +95,10 @@ async def host(config: Config = CONFIG, url: str = "tcp://127.0.0.1:0") -> Async
 class Dialling:
     """A session, ticked as a client does, and what it heard and lost."""
 
-    def __init__(self, url: str, config: Config, token: bytes) -> None:
+    def __init__(self, url: str, config: Config, token: bytes, address: int = 7) -> None:
         self.heard = Collector()
         self.lost: list[str] = []
-        info = {"role": "client", "address": 7, "name": "client"}
+        info = {"role": "client", "address": address, "name": "client"}
         self.session = Session(
             self.heard, Url.parse(url), token, info, config, lambda _, reason: self.lost.append(reason)
         )
@@ -113,8 +113,8 @@ class Dialling:
 
 
 @contextlib.asynccontextmanager
-async def dialling(url: str, config: Config = CONFIG) -> AsyncIterator[Dialling]:
-    here = Dialling(url, config, TOKEN)
+async def dialling(url: str, config: Config = CONFIG, address: int = 7) -> AsyncIterator[Dialling]:
+    here = Dialling(url, config, TOKEN, address)
 
     async def tick() -> None:
         while True:
@@ -275,6 +275,40 @@ async def test_an_agent_that_was_frozen_expires_its_guests_before_it_hears_them(
             await here.wait_lost()
             assert heard.calls == []
     guests.close()
+
+
+async def test_a_guest_that_comes_back_with_a_new_session_replaces_the_old_one() -> None:
+    """Both have its address: when the old one ends later, what was routed to the new one must stay."""
+    async with host(PATIENT) as there, dialling(there.url, PATIENT) as old, dialling(there.url, PATIENT) as new:
+        await old.session.open()
+        await new.session.open()
+        assert there.expired == ["it has come back with a new session"]
+        assert "no such session" in await old.wait_lost()
+        new.session.connection.send(call(1))
+        assert await there.heard.wait(1) == [1]
+        assert [guest.connection for guest in there.guests] == [there.joined[1].connection]
+        assert len(there.expired) == 1 and not new.lost
+
+
+async def test_the_end_of_one_guest_may_end_another() -> None:
+    """As when an agent is given up: the loop over all of them meets it again."""
+    now, expired = [1000.0], []
+    heard = Collector()
+
+    def take_along(guest: Guest, why: str) -> None:
+        expired.append(guest.connection.address)
+        for address in (7, 8):
+            guests.leave(address)
+
+    guests = Guests(heard, "host", 500 << 32, PATIENT, lambda: now[0], lambda _: None, take_along)
+    async with listening(Url.parse("tcp://127.0.0.1:0"), TOKEN, guests.admit, guests.agreed, guests.refused) as real:
+        async with dialling(real.text, PATIENT) as one, dialling(real.text, PATIENT, address=8) as other:
+            await one.session.open()
+            await other.session.open()
+            now[0] += 60
+            guests.tick()
+            assert expired == [7, 8]
+            assert not list(guests)
 
 
 async def test_closing_while_it_dials_again_leaves_nothing() -> None:
