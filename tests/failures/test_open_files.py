@@ -48,7 +48,8 @@ async def test_an_agent_out_of_descriptors_refuses_workers_and_goes_on() -> None
         agent = local_agent_pid("host0")
         before = open_files(agent)
         _, hard = resource.prlimit(agent, LIMIT)
-        resource.prlimit(agent, LIMIT, (max(before) + 5, hard))  # not enough for one
+        unused = sorted(set(range(len(before) + 9)).difference(before))
+        resource.prlimit(agent, LIMIT, (unused[5], hard))  # five are left: not enough for one
         second = hosts.spawn_procs({"gpus": 8}, name="second")
         with pytest.raises(ma.SpawnFailed, match=r"too many open files \(limit \d+\): raise `ulimit -n`"):
             await second
