@@ -20,6 +20,7 @@ from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,
     CAST,
+    CHUNKED,
     CONTROL,
     EXITED,
     FAILED,
@@ -202,8 +203,11 @@ class Relay:
         if gathering is None:
             self._forward(connection, dst, frame, 0, len(frame))
             return
-        gathering.frames.append(frame)
         gathering.outstanding.discard(src)
+        if flags & CHUNKED:  # its chunks are not held: neither may be what announces them
+            self._forward(connection, dst, frame, 0, len(frame))
+        else:
+            gathering.frames.append(frame)
         if not gathering.outstanding or flags & FAILED:
             self._release(key, gathering)
 
@@ -250,7 +254,7 @@ def _frame_starts(data: bytes, start: int, stop: int) -> list[int]:
     starts = []
     while start < stop:
         starts.append(start)
-        (length,) = (ROUTE.unpack_from(data, start)[0],)
+        length = ROUTE.unpack_from(data, start)[0]
         if length < HEADER_SIZE:
             raise BadFrame(f"a length of {length} is less than a header")
         start += length

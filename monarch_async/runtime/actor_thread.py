@@ -26,13 +26,15 @@ class ActorThread:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._done: deque[Callable[[], None]] = deque()
         self._is_waking = False
-        self._withdrawn: set[int] = set()
-        self._current: object = None
+        self._waiting: set[object] = set()  # requests that have neither begun nor been withdrawn
+        self._lock = threading.Lock()  # of `_waiting`: a request begins, or is withdrawn
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[Any, Any], Callable[[], None]], request: object, method: object) -> None:
         """Run ``work(request, method)`` on the thread and what it returns on the loop."""
         self._ensure_started()
+        with self._lock:
+            self._waiting.add(request)
         self._queue.put((work, request, method))
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -52,11 +54,12 @@ class ActorThread:
         return await outcome
 
     def withdraw(self, request: object) -> bool:
-        """Take back work that has not begun; return False where it is running."""
-        if self._current is request:
-            return False
-        self._withdrawn.add(id(request))
-        return True
+        """Take back work that has not begun; return False where it is running, or has run."""
+        with self._lock:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            return True
 
     def close(self) -> None:
         """End after what is running. What was queued is not begun. Closing twice is fine."""
@@ -73,10 +76,7 @@ class ActorThread:
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:
             work, request, method = item
-            self._current = request
-            if id(request) in self._withdrawn:
-                self._withdrawn.discard(id(request))
-            else:
+            if self.withdraw(request):
                 self._done.append(work(request, method))
                 if not self._is_waking:
                     self._is_waking = True
@@ -84,11 +84,14 @@ class ActorThread:
                         self._loop.call_soon_threadsafe(self._answer)
                     except RuntimeError:  # the loop has ended: so has the proc
                         return
-            self._current = None
             del item, work, request, method
 
     def _answer(self) -> None:
         self._is_waking = False
         done = self._done
         while done:
-            done.popleft()()
+            try:
+                done.popleft()()
+            except Exception as error:  # the others are not to wait for it
+                message = f"an answer from the thread of {self._name} could not be sent"
+                self._loop.call_exception_handler({"message": message, "exception": error})

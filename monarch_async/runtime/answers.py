@@ -110,10 +110,9 @@ class Answers:
         if request.flags & WANTS_REPLY:
             try:
                 encoded = self.encode(request, value)
-            except _Unsendable as error:
+                self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
+            except Exception as error:  # also of sending it: the caller is not to wait for what cannot come
                 self.raised(request, error)
-                return
-            self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
 
     def prepare(self, request: Request, value: object) -> Encoded | Parcel:
         """Pickle a result that is sent later: the next call may change it as soon as this has returned."""

@@ -137,6 +137,16 @@ def tells_of_a_start(error: BaseException) -> bool:
     return isinstance(error, ActorDied) or (isinstance(error, RemoteError) and error.endpoint in ("__init__", "setup"))
 
 
+def find_member(paths: "Sequence[Path]", index: int | None, src: int) -> int | None:
+    """Return the place of the member that answered from ``src``: ``index``, its own word for it, unless it knows none.
+
+    A proc that has no such actor, any more or yet, does not know what rank it had.
+    """
+    if index is not None and paths[index].dst == src:
+        return index
+    return next((place for place, path in enumerate(paths) if path.dst == src), None)
+
+
 def load_outcome(flags: int, skeleton: Buffer, buffers: Sequence[Buffer], what: str) -> tuple[object, Exception | None]:
     """Return (value, None) or (None, error) from the payload of a reply."""
     if flags & FAILED:
@@ -229,7 +239,7 @@ class MeshCall(RemoteFuture[T]):
         self.on_each: Callable[[int, Any, Exception | None], None] | None = None
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        index = self._position(rank)
+        index = find_member(self._paths, self._position(rank), src)
         if index is None or index not in self._waiting:
             return not self._waiting
         self._waiting.discard(index)
@@ -338,8 +348,8 @@ class Broadcast(RemoteFuture[None]):
         self.nbytes = 0
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        index = self._position(rank)
-        if index in self._waiting:
+        index = find_member(self._paths, self._position(rank), src)
+        if index is not None and index in self._waiting:
             self._waiting.discard(index)
             self.router.answered(self._paths[index], self.nbytes)
         if flags & FAILED and not self.done():

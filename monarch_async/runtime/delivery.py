@@ -14,6 +14,7 @@ from typing import Protocol
 from monarch_async.errors import BadFrame
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.transfer import BlockPool, Inbound
+from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CHUNKED
 from monarch_async.wire.message import CallFields, cut
 from monarch_async.wire.payload import Buffer
@@ -57,6 +58,7 @@ class Delivery:
         self.on_missing: Missing = lambda *_: None
         #: Takes (sender, target, call) of a call given up whose target is not there.
         self.on_missing_cancel: Callable[[int, int, int], None] = lambda *_: None
+        self.arriving: Connection | None = None  #: the way the call came that is being delivered: its answer goes back
         self._inbound: dict[tuple[int, int], Inbound] = {}
         self.held: dict[tuple[int, int], _Queue] = {}  #: what waits, by (sender, target); usually nothing does
 
@@ -71,7 +73,7 @@ class Delivery:
         if flags & BUFFERS and fields.sizes is not None:
             skeleton, buffers = cut(payload, fields.sizes)
         if held is not None:
-            held.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+            held.append(self._later(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)))
         else:
             self._hand_over(src, flags, target, call, fields, skeleton, buffers)
 
@@ -91,7 +93,7 @@ class Delivery:
             return
         for (sender, awaited), queue in self.held.items():
             if awaited == target and sender != src:  # D2
-                queue.append(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+                queue.append(self._later(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)))
                 return
         self.on_missing(src, call, flags, target, fields, skeleton, buffers)
 
@@ -111,14 +113,28 @@ class Delivery:
     ) -> Inbound:
         """Return what receives a payload; when it has come in full, and its turn, ``take`` gets it."""
         queue = self.held.setdefault(key, deque())
+        via = self.arriving
 
         def complete(skeleton: memoryview, buffers: list[memoryview]) -> None:
-            queue[queue.index(inbound)] = lambda: take(skeleton, buffers)
+            queue[queue.index(inbound)] = self._later(lambda: take(skeleton, buffers), via)
             self._release(key, queue)
 
         inbound = Inbound(key[0], sizes, self._pool, complete)
         queue.append(inbound)
         return inbound
+
+    def _later(self, deliver: Callable[[], None], via: Connection | None = None) -> Callable[[], None]:
+        """Return ``deliver`` as something to do later, when other calls have arrived by other ways."""
+        way = via or self.arriving
+
+        def run() -> None:
+            before, self.arriving = self.arriving, way
+            try:
+                deliver()
+            finally:
+                self.arriving = before
+
+        return run
 
     def after_held(self, src: int, target: int, take: Callable[[], None]) -> bool:
         """Call ``take`` after what is held of this sender and target; return False where nothing is."""

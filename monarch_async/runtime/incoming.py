@@ -22,9 +22,11 @@ from monarch_async.wire.frame import (
     FAILED,
     HEADER,
     HEADER_SIZE,
+    LONG_CONTROL,
     PING,
     REPLY,
     STREAMED,
+    long_control,
 )
 from monarch_async.wire.message import cut, parse_call_fields, parse_reply_fields
 from monarch_async.wire.payload import Buffer
@@ -49,7 +51,7 @@ class Incoming:
 
     def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
         """Take whole frames; see `Consumer.feed`."""
-        self._router.arriving = connection
+        self._delivery.arriving = connection
         offset, end, frames = 0, len(data), 0
         unpack, pending, targets, held = HEADER.unpack_from, self._pending, self._targets, self._delivery.held
         while end - offset >= HEADER_SIZE:
@@ -57,9 +59,11 @@ class Incoming:
             stop = offset + length
             if stop > end:
                 break
-            if length < HEADER_SIZE + control:
-                raise BadFrame(f"a length of {length} is less than its own fields")
             start = offset + HEADER_SIZE
+            if control == LONG_CONTROL:
+                start, control = long_control(data, start)
+            if stop < start + control:
+                raise BadFrame(f"a length of {length} is less than its own fields")
             if kind == REPLY and not control and not held:
                 waiting = pending.get(target)
                 if waiting is not None and waiting.take_reply(src, flags, call, data[start:stop], ()):
@@ -87,6 +91,7 @@ class Incoming:
         if kind != CHUNK:
             self.feed(connection, b"".join(pieces))
             return
+        self._delivery.arriving = connection
         views: list[memoryview | bytes] = [memoryview(pieces[0])[HEADER_SIZE:], *pieces[1:]]
         self._delivery.take_chunk(src, target, call, views)
 

@@ -201,7 +201,7 @@ class Instance:
         self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
     ) -> None:
         """Take one call (`delivery.Target`)."""
-        request = Request(src, call, flags, fields.endpoint, skeleton, buffers, self._router.arriving)
+        request = Request(src, call, flags, fields.endpoint, skeleton, buffers, self._router.delivery.arriving)
         request.credit = fields.credit
         if fields.chain:
             request.context = Context(self, fields.endpoint, src, call, fields.chain)

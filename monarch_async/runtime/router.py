@@ -42,6 +42,7 @@ from monarch_async.wire.frame import (
     GATHERED,
     HEADER,
     HEADER_SIZE,
+    LONG_CONTROL,
     REPLY,
     U64,
     pack_cast,
@@ -72,7 +73,6 @@ class Router:
         self._paths: dict[tuple[int, int], Path] = {}
         self._ids = itertools.count(1)
         self.direct = Direct(self)
-        self.arriving: Connection | None = None  #: where the call that is being delivered came from
         incoming = Incoming(self)
         self.feed, self.feed_large = incoming.feed, incoming.feed_large  #: see `transport.connection.Consumer`
         self.outgoing = Outgoing(address, config, self.pool, self._ids)
@@ -172,7 +172,7 @@ class Router:
     def post(self, path: Path, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int) -> int:
         """Send one call to one member; return its size. ``control`` is ``fields`` packed."""
         skeleton, buffers = encoded
-        if not buffers and len(skeleton) <= self.config.large:
+        if not buffers and len(skeleton) <= self.config.large and len(control) < LONG_CONTROL:
             length = HEADER_SIZE + len(control) + len(skeleton)
             head = HEADER.pack(length, CALL, flags, len(control), path.dst, self.address, path.actor, call)
             frame = head + control + skeleton
@@ -300,7 +300,7 @@ class Router:
     ) -> int:
         """Answer a call with a parcel, as `reply` does."""
         connection = via if via is not None and not via.is_closed else self.uplink(dst)
-        self.outgoing.pack(REPLY, flags & ~GATHERED, dst, call, rank, NO_FIELDS, parcel, connection)()
+        self.outgoing.pack(REPLY, flags, dst, call, rank, NO_FIELDS, parcel, connection)()
         return parcel.size
 
     # -- in --------------------------------------------------------------------------------------------------------

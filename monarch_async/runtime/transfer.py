@@ -119,7 +119,7 @@ class Outbound:
 class Inbound:
     """A payload on its way in. ``on_complete(skeleton, buffers)`` is called with the last byte."""
 
-    __slots__ = ("_acked", "_on_complete", "_sizes", "received", "size", "src", "views")
+    __slots__ = ("_acked", "_index", "_on_complete", "_sizes", "_start", "received", "size", "src", "views")
 
     def __init__(
         self,
@@ -136,12 +136,13 @@ class Inbound:
         self._on_complete = on_complete
         self.received = 0
         self._acked = 0
+        self._index = self._start = 0  # where the next chunk goes: the buffer, and how much of it there is
 
     def take(self, offset: int, pieces: Sequence[memoryview | bytes]) -> bool:
         """Copy one chunk to its place; return whether the sender is due an acknowledgement."""
         if offset != self.received:
             raise BadFrame(f"chunk at {offset}, expected {self.received}")
-        index, start = 0, offset
+        index, start = self._index, self._start
         while index < len(self._sizes) and start >= self._sizes[index]:
             start -= self._sizes[index]
             index += 1
@@ -152,6 +153,7 @@ class Inbound:
             self.views[index][start : start + size] = piece
             start += size
             self.received += size
+        self._index, self._start = index, start
         if self.received - self._acked >= ACK_EVERY or self.received == self.size:
             self._acked = self.received
             return True

@@ -3,7 +3,8 @@
     offset  0   u32  length     of the whole frame, header included
             4   u8   kind       what it is (below)
             5   u8   flags      by kind
-            6   u16  control    bytes of msgpack control fields that follow the header
+            6   u16  control    bytes of msgpack control fields that follow the header; 65,535: a u32 that follows it
+                                says how many come then
             8   u64  dst        proc address it goes to
            16   u64  src        proc address it comes from
            24   u64  target     actor id (CALL, CAST, CANCEL, CREDIT), call id (REPLY), transfer id (CHUNK)
@@ -56,6 +57,10 @@ MSGPACK: Final = 64  #: REPLY: the payload is msgpack
 EAGER: Final = 128  #: CALL and REPLY of a cast whose replies are not held by the agent
 
 
+#: In the header, for control fields that are longer: their length comes first.
+LONG_CONTROL: Final = 0xFFFF
+
+
 def pack_frame(
     kind: int,
     flags: int,
@@ -67,8 +72,18 @@ def pack_frame(
     payload: bytes | memoryview = b"",
 ) -> bytes:
     """Return one frame. For hot paths `HEADER.pack` is called in place instead."""
+    size = len(control)
+    if size >= LONG_CONTROL:
+        control, size = U32.pack(size) + control, LONG_CONTROL
     length = HEADER_SIZE + len(control) + len(payload)
-    return HEADER.pack(length, kind, flags, len(control), dst, src, target, call) + control + payload
+    return HEADER.pack(length, kind, flags, size, dst, src, target, call) + control + payload
+
+
+def long_control(data: bytes, start: int) -> tuple[int, int]:
+    """Return where control fields begin, and their length, where the header says `LONG_CONTROL`."""
+    if len(data) < start + 4:
+        raise BadFrame("it ends before the length of its control fields")
+    return start + 4, U32.unpack_from(data, start)[0]
 
 
 def pack_cast(
