@@ -207,7 +207,40 @@ class Call(RemoteFuture[T]):
         return self.path.actor
 
 
-class MeshCall(RemoteFuture[T]):
+class MembersCall(RemoteFuture[T]):
+    """What is common to calls of several members: who has not answered yet."""
+
+    __slots__ = ("_paths", "_position", "_waiting", "nbytes")
+
+    def __init__(
+        self, router: "Router", what: str, paths: "Sequence[Path]", position: "Callable[[int], int | None]"
+    ) -> None:
+        """``position`` maps a member's own rank to its place in ``paths``."""
+        super().__init__(router, what)
+        self._paths, self._position = paths, position
+        self._waiting: set[int] = set(range(len(paths)))
+        self.nbytes = 0
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        return any(gone(self._paths[index].dst) for index in self._waiting)
+
+    def waits_for(self) -> "Sequence[Path]":
+        return [self._paths[index] for index in self._waiting]
+
+    @property
+    def actor(self) -> int:
+        return self._paths[0].actor
+
+    def _take_lost(self, gone: Callable[[int], bool]) -> list[int]:
+        """Return the places of the members that ``gone`` knows, which are waited for no longer."""
+        lost = [index for index in self._waiting if gone(self._paths[index].dst)]
+        self._waiting.difference_update(lost)
+        for index in lost:
+            self.router.answered(self._paths[index], self.nbytes)
+        return lost
+
+
+class MeshCall(MembersCall[T]):
     """A call of every member of a region: all results, or `MeshError`, or the first error where that was asked for.
 
     A member that is lost ends the call at once, in both modes: the others may wait for it for ever. What is still
@@ -215,9 +248,13 @@ class MeshCall(RemoteFuture[T]):
     """
 
     __slots__ = (
-        "_build", "_errors", "_first_error", "_paths", "_position", "_results", "_waiting", "_why_cancelled", "nbytes",
+        "_build",
+        "_errors",
+        "_first_error",
+        "_results",
+        "_why_cancelled",
         "on_each",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -229,13 +266,11 @@ class MeshCall(RemoteFuture[T]):
         first_error: bool,
     ) -> None:
         """``position`` maps a member's own rank to its place here; ``build`` makes the result of all values."""
-        super().__init__(router, what)
-        self._paths, self._position, self._build, self._first_error = paths, position, build, first_error
+        super().__init__(router, what, paths, position)
+        self._build, self._first_error = build, first_error
         self._results: list[Any] = [None] * len(paths)
-        self._waiting: set[int] = set(range(len(paths)))
         self._errors: dict[int, Exception] = {}
         self._why_cancelled = ""
-        self.nbytes = 0
         self.on_each: Callable[[int, Any, Exception | None], None] | None = None
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
@@ -265,14 +300,9 @@ class MeshCall(RemoteFuture[T]):
             return True
         return False
 
-    def has_member(self, gone: Callable[[int], bool]) -> bool:
-        return any(gone(self._paths[index].dst) for index in self._waiting)
-
     def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
-        lost = [index for index in self._waiting if gone(self._paths[index].dst)]
-        self._waiting.difference_update(lost)
+        lost = self._take_lost(gone)
         for index in lost:
-            self.router.answered(self._paths[index], self.nbytes)
             if isinstance(error, Lost) or not self.is_cancelling:  # a cancelled call that was never sent has not failed
                 self._errors[index] = error
             if self.on_each is not None and not self.done():
@@ -286,13 +316,6 @@ class MeshCall(RemoteFuture[T]):
             self._finish()
             return True
         return False
-
-    def waits_for(self) -> "Sequence[Path]":
-        return [self._paths[index] for index in self._waiting]
-
-    @property
-    def actor(self) -> int:
-        return self._paths[0].actor
 
     def _end_early(self, error: Exception) -> None:
         if self.on_each is None:
@@ -332,20 +355,11 @@ class Start(MeshCall[None]):
     __del__ = report_if_unseen
 
 
-class Broadcast(RemoteFuture[None]):
+class Broadcast(MembersCall[None]):
     """Resolves when every member has started the call. Nobody needs to await it: supervision hears of lost members."""
 
-    __slots__ = ("_paths", "_position", "_waiting", "nbytes")
+    __slots__ = ()
     is_carrier = False
-
-    def __init__(
-        self, router: "Router", what: str, paths: "Sequence[Path]", position: "Callable[[int], int | None]"
-    ) -> None:
-        """``position`` maps a member's own rank to its place in ``paths``."""
-        super().__init__(router, what)
-        self._paths, self._position = paths, position
-        self._waiting = set(range(len(paths)))
-        self.nbytes = 0
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         index = find_member(self._paths, self._position(rank), src)
@@ -356,25 +370,11 @@ class Broadcast(RemoteFuture[None]):
             self.fail(load_report(skeleton))
         return self._finish_if_complete()
 
-    def has_member(self, gone: Callable[[int], bool]) -> bool:
-        return any(gone(self._paths[index].dst) for index in self._waiting)
-
     def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
-        lost = [index for index in self._waiting if gone(self._paths[index].dst)]
-        self._waiting.difference_update(lost)
-        for index in lost:
-            self.router.answered(self._paths[index], self.nbytes)
-        if lost and not self.done():
+        if self._take_lost(gone) and not self.done():
             self.fail(error)
             self._log_traceback = False  # supervision is told of the death itself
         return self._finish_if_complete()
-
-    def waits_for(self) -> "Sequence[Path]":
-        return [self._paths[index] for index in self._waiting]
-
-    @property
-    def actor(self) -> int:
-        return self._paths[0].actor
 
     def _finish_if_complete(self) -> bool:
         if self._waiting:

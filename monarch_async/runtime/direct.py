@@ -1,7 +1,7 @@
 """Direct connections between procs of one machine, past the agent.
 
-A call through the agent costs four wake-ups, a direct one two; on two cores that is the difference between 10,000 and
-17,000 calls a second, one at a time. So a path that is used again and again, and idle in between, is moved to a direct
+A call through the agent costs four wake-ups, a direct one two: 35 microseconds of processor time instead of 90, for
+calls made one at a time. So a path that is used again and again, and idle in between, is moved to a direct
 connection, on Linux and on one machine. Casts to few members go directly too (8 procs: half as much again); larger
 ones stay with the agent, which gathers the replies of a host.
 
