@@ -23,6 +23,13 @@ class Config:
     #: Receivers on one machine read large payloads from the sender's memory. Who sends some there allows processes of
     #: the same user to read all of its memory from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
     same_host_reads: bool = True
+    #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp.
+    transports: str = "local,cma,memfd,tcp"
+    bulk_chunk: int = 4 << 20  #: bytes per chunk on the data plane
+    bulk_window: int = 32 << 20  #: bytes a sender may be ahead of its receiver, per transfer
+    bulk_retries: float = 10.0  #: how long a broken bulk connection is redialled before the transfer fails
+    store_bytes: int = 0  #: memory for shared objects per host; 0: three tenths of what the machine has
+    spill_folder: str = ""  #: where shared objects go on disk when that is full; none: `put` waits
     direct_calls: bool = True  #: often used paths on one machine bypass the agent
     window_calls: int = 4096  #: unanswered calls from one proc to one actor before further ones wait at the sender
     window_bytes: int = 256 << 20  #: payload bytes of those calls

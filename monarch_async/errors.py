@@ -17,6 +17,14 @@
     ├── AxisError              (also KeyError) unknown axis
     ├── RankError              (also IndexError) coordinate or rank out of range
     ├── ExtentError            (also ValueError) sizes that make no mesh
+    ├── TransferError          bytes did not get to where they were asked for
+    │   ├── StaleHandle        its memory is no longer registered, or only under a newer epoch
+    │   ├── ForeignHandle      it belongs to another cluster
+    │   ├── BufferMismatch     (also ValueError) dtype, shape or slice does not fit; memory is untouched
+    │   ├── NoTransport        no way to the other process works; says why for each
+    │   ├── TransferBroken     a way that worked broke for good
+    │   ├── ObjectLost         a shared object has no copy left
+    │   └── StoreFull          a shared object is larger than a host may ever keep
     └── WireError              what arrives is not what was agreed
         ├── FrameTooLarge
         ├── BadFrame
@@ -244,6 +252,51 @@ class ExtentError(Error, ValueError):
 
     def __str__(self) -> str:
         return self.why
+
+
+class TransferError(Error):
+    """Bytes did not get to where they were asked for. ``what`` names the object, ``why`` says what is wrong."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+class StaleHandle(TransferError):
+    """The memory of a handle is no longer registered (closed, lease run out), or only under a newer epoch."""
+
+
+class ForeignHandle(TransferError):
+    """A handle or reference of another cluster."""
+
+
+class BufferMismatch(TransferError, ValueError):
+    """A dtype, shape or slice that does not fit. Nothing was written anywhere."""
+
+
+class NoTransport(TransferError):
+    """No way to another process works. ``reasons`` says why, by transport."""
+
+    def __init__(self, what: str, reasons: Mapping[str, str]) -> None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "no transport is allowed"
+        super().__init__(what, f"no transport works ({why})")
+        self.args = (what, dict(reasons))
+        self.reasons = dict(reasons)
+
+
+class TransferBroken(TransferError):
+    """A transfer broke off and could not be resumed. ``what`` names the other process."""
+
+
+class ObjectLost(TransferError):
+    """No copy of a shared object is left."""
+
+
+class StoreFull(TransferError):
+    """A shared object is larger than what its host may keep in all."""
 
 
 class WireError(Error):
