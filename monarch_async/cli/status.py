@@ -15,8 +15,8 @@ from monarch_async.control.controller import Controller, Host, Requests
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
 from monarch_async.mesh.cluster import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status
-from monarch_async.runtime.loop import run_loop
 from monarch_async.transport.dial import Url
+from monarch_async.transport.loop import run_loop
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

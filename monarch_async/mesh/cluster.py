@@ -23,7 +23,7 @@ from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
-from monarch_async.runtime.loop import run_loop
+from monarch_async.transport.loop import run_loop
 
 T = TypeVar("T")
 

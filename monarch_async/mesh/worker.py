@@ -19,9 +19,9 @@ from monarch_async.mesh.domain import Domain, activate_domain
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.context import current_context, enter_hook
 from monarch_async.runtime.instance import Instance
-from monarch_async.runtime.loop import run_loop
 from monarch_async.runtime.proc import Proc, serve
 from monarch_async.runtime.report import describe, format_traceback
+from monarch_async.transport.loop import run_loop
 
 
 class WorkerDomain(Domain):

@@ -30,5 +30,5 @@ Reading order
 - ``proc.py``, ``context.py``  a worker from the inside, and ``context()``
 - ``report.py``  exceptions as bytes
 - ``outgoing.py``, ``transfer.py``, ``same_host.py``, ``reader.py``  large payloads, beside the other messages
-- ``watchdog.py``, ``loop.py``  who blocks the loop, and which loop it is
+- ``watchdog.py``  who blocks the loop
 """

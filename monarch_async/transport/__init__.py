@@ -3,6 +3,7 @@
 - ``connection``: one peer; frames out and in, a link where the session must outlive its sockets, a lane for bulk.
 - ``dial``: addresses (``tcp://host:port``, ``unix:///path``), listening, dialling, the handshake over a socket.
 - ``session``: the dialling end of a connection that is redialled while its window lasts.
+- ``loop``: which event loop a process runs on.
 - ``inproc``: what stands for a socket in tests: two transports joined within one loop, which cut and break to order.
 
 Nothing here knows what a frame means. There are no asyncio streams: a reader task per connection costs half the rate.

@@ -157,6 +157,30 @@ async def dial(
         raise
 
 
+def bind(url: Url) -> socket.socket:
+    """Return a socket that is bound to ``url`` and takes connections from now on. Raises OSError."""
+    if not url.path and not url.name:
+        info = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(info[4][:2], family=info[0], backlog=1024)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if url.name:
+            sock.bind(f"\0{url.name}")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(url.path)
+            old = os.umask(0o177)
+            try:
+                sock.bind(url.path)
+            finally:
+                os.umask(old)
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 @contextlib.asynccontextmanager
 async def listening(
     url: Url,
@@ -165,11 +189,13 @@ async def listening(
     on_agreed: Callable[[asyncio.Transport, Agreed], None],
     on_refused: Callable[[str, HandshakeRefused], None],
     tls: ssl.SSLContext | None = None,
+    sock: socket.socket | None = None,
 ) -> AsyncIterator[Url]:
     """Listen while the block runs; yields the real address.
 
     ``answer`` gets an authenticated dialer's info and returns ours (or raises HandshakeRefused); ``on_agreed`` gets the
-    socket that passed, and must put its own protocol on it; ``on_refused`` gets (who, why) for the log.
+    socket that passed, and must put its own protocol on it; ``on_refused`` gets (who, why) for the log. ``sock`` is
+    what `bind` returned for ``url``, where that was done before.
     """
     loop = asyncio.get_running_loop()
 
@@ -184,26 +210,15 @@ async def listening(
         protocol.agreed.add_done_callback(refused)
         return protocol
 
-    if url.name:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(f"\0{url.name}")
-        server = await loop.create_unix_server(shaking, sock=sock)
+    if url.path or url.name:
+        server = await loop.create_unix_server(shaking, sock=sock or bind(url))
         real = url
-    elif url.path:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(url.path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old = os.umask(0o177)
-        try:
-            sock.bind(url.path)
-        finally:
-            os.umask(old)
-        server = await loop.create_unix_server(shaking, sock=sock)
-        real = url
+    elif sock is not None:
+        server = await loop.create_server(shaking, sock=sock, ssl=tls)
+        real = bound_url(url, sock)
     else:
         server = await loop.create_server(shaking, url.host, url.port, ssl=tls)
-        port = server.sockets[0].getsockname()[1]
-        real = Url.parse(f"tcp://{f'[{url.host}]' if ':' in url.host else url.host}:{port}")
+        real = bound_url(url, server.sockets[0])
     try:
         yield real
     finally:
@@ -211,6 +226,12 @@ async def listening(
         if url.path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(url.path)
+
+
+def bound_url(url: Url, sock: socket.socket) -> Url:
+    """Return where a socket bound to ``url`` is reached: with the port that the kernel gave."""
+    port = sock.getsockname()[1]
+    return Url.parse(f"tcp://{f'[{url.host}]' if ':' in url.host else url.host}:{port}")
 
 
 def _peer_name(wire: asyncio.Transport | None) -> str:
