@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
-OURS, FLOOR = "ours", "floor"
-PEERS = ("monarch", "ray", "ray-sync", "xoscar")
+OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,58 @@ Result = Sample | Failure
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A limit that is another value of the same run, times a factor."""
+
+    factor: float
+    system: str
+    workload: str
+
+    def describe(self, own_workload: str) -> str:
+        named = self.system if self.workload == own_workload else self.workload
+        return f"{self.factor:.3g} × {named}"
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A workload's place in the table: its unit, whether more is better, and what we want to reach."""
 
     workload: str
     unit: str
-    limit: float | None = None
+    limit: float | Share | None = None
     times_best_peer: float | None = None
     more_is_better: bool = True
 
     def describe(self) -> str:
         if self.limit is None:
             return ""
-        text = f"{'≥' if self.more_is_better else '≤'} {show(self.limit)}"
+        limit = self.limit.describe(self.workload) if isinstance(self.limit, Share) else show(self.limit)
+        text = f"{'≥' if self.more_is_better else '≤'} {limit}"
         return f"{text}, {self.times_best_peer} × peers" if self.times_best_peer else text
 
+    def limit_in(self, values: Mapping[tuple[str, str], float]) -> float | None:
+        """The limit as a number, given the medians of the run; None where it is a share of what was not measured."""
+        if not isinstance(self.limit, Share):
+            return self.limit
+        whole = values.get((self.limit.system, self.limit.workload))
+        return None if whole is None else self.limit.factor * whole
 
-TARGETS = (
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What one comparison shows: its rows, its columns besides ours, and which of these only say what is possible."""
+
+    name: str
+    targets: tuple[Target, ...]
+    peers: tuple[str, ...]
+    bounds: tuple[str, ...]
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return (OURS, *self.peers, *self.bounds)
+
+
+CALL_TARGETS = (
     Target("call_one_1", "calls/s", 10_000, 1.7),
     Target("call_one_100", "calls/s", 60_000, 5.0),
     Target("actor_to_actor_100", "calls/s", 40_000),
@@ -72,6 +107,7 @@ TARGETS = (
     Target("idle_worker_private_mb", "MB", 15, more_is_better=False),
     Target("idle_worker_threads", "threads", 3, more_is_better=False),
 )
+CALLS = Board("calls", CALL_TARGETS, ("monarch", "ray", "ray-sync", "xoscar"), ("floor",))
 VERDICTS = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}
 OURS_ALONE = ("import_ms", "idle_worker_private_mb", "idle_worker_threads")
 
@@ -119,32 +155,33 @@ def medians(results: Iterable[Result]) -> dict[tuple[str, str], float]:
     return {key: statistics.median(found) for key, found in values.items()}
 
 
-def judge(target: Target, values: Mapping[str, float]) -> Row:
-    """Compare our median with the best peer's and with the target.
+def judge(target: Target, board: Board, values: Mapping[tuple[str, str], float]) -> Row:
+    """Compare our median with the best peer's and with the target, given all medians by (system, workload).
 
     The ratio says how many times better we are, whichever direction is better; below 1 a peer wins. Ratio and
     verdict are None where there is nothing to compare; without any peer, the limit alone is judged.
     """
-    peers = {system: value for system, value in values.items() if system in PEERS}
+    here = {system: value for (system, workload), value in values.items() if workload == target.workload}
+    peers = {system: value for system, value in here.items() if system in board.peers}
     best = (max if target.more_is_better else min)(peers, key=peers.__getitem__) if peers else None
-    ours = values.get(OURS)
+    ours = here.get(OURS)
     ratio = None
-    if ours is not None and best is not None:
+    if ours is not None and best is not None and ours > 0 and peers[best] > 0:
         ratio = ours / peers[best] if target.more_is_better else peers[best] / ours
     reached = None
-    if ours is not None and target.limit is not None:
-        reached = ours >= target.limit if target.more_is_better else ours <= target.limit
+    limit = target.limit_in(values)
+    if ours is not None and limit is not None:
+        reached = ours >= limit if target.more_is_better else ours <= limit
         if target.times_best_peer is not None and ratio is not None:
             reached = reached and ratio >= target.times_best_peer
-    return Row(target, values, best, ratio, reached)
+    return Row(target, here, best, ratio, reached)
 
 
-def make_rows(results: Sequence[Result]) -> list[Row]:
-    """A row for every workload of TARGETS that was measured or attempted, in that order."""
-    values: dict[str, dict[str, float]] = {result.workload: {} for result in results}
-    for (system, workload), value in medians(results).items():
-        values[workload][system] = value
-    return [judge(target, values[target.workload]) for target in TARGETS if target.workload in values]
+def make_rows(results: Sequence[Result], board: Board) -> list[Row]:
+    """A row for every workload of the board that was measured or attempted, in its order."""
+    seen = {result.workload for result in results}
+    values = medians(results)
+    return [judge(target, board, values) for target in board.targets if target.workload in seen]
 
 
 def show(value: float) -> str:
@@ -164,21 +201,22 @@ def show_cell(row: Row, system: str, failures: Mapping[tuple[str, str], str]) ->
     return Text("failed", style="red") if failed else Text("-", style="dim")
 
 
-def make_table(results: Sequence[Result], not_installed: Iterable[str] = ()) -> Table:
+def make_table(
+    results: Sequence[Result], board: Board, not_installed: Iterable[str] = (), markdown: bool = False
+) -> Table:
     """The table of all systems; columns of systems that are not installed say so."""
     missing = set(not_installed)
     failures = first_failures(results)
-    table = Table(title="medians over the rounds", title_style="bold")
+    table = Table(box=box.MARKDOWN) if markdown else Table(title="medians over the rounds", title_style="bold")
     table.add_column("workload")
     table.add_column("unit", style="dim")
-    systems = (OURS, *PEERS, FLOOR)
-    for system in systems:
+    for system in board.systems:
         header = f"{system}\nnot installed\n(bench/peers.sh)" if system in missing else system
         table.add_column(header, justify="right")
     for heading in ("× best peer", "to reach", "reached"):
         table.add_column(heading, justify="right")
-    for row in make_rows(results):
-        cells = [show_cell(row, system, failures) for system in systems]
+    for row in make_rows(results, board):
+        cells = [show_cell(row, system, failures) for system in board.systems]
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
         table.add_row(
             row.target.workload, row.target.unit, *cells, ratio, row.target.describe(), VERDICTS[row.reached]

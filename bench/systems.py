@@ -55,9 +55,12 @@ SECONDARY = ("call_one_1", "call_one_100", "actor_to_actor_100", "call_8", "call
 """The workloads of ray-sync, which ray_.py prints beside ray's own; call_32 not with --quick."""
 
 
+def peer_python(name: str) -> Path:
+    return BENCH / ".envs" / name / "bin" / "python"
+
+
 def peer(name: str, *more_names: str, slow: tuple[str, ...] = ()) -> System:
-    python = BENCH / ".envs" / name / "bin" / "python"
-    return System(name, f"{name}_.py", python, (name, *more_names), OURS_ALONE, slow)
+    return System(name, f"{name}_.py", peer_python(name), (name, *more_names), OURS_ALONE, slow)
 
 
 HERE = Path(sys.executable)

@@ -10,6 +10,7 @@ fewer calls, not a longer run.
 
 import argparse
 import asyncio
+import functools
 import gc
 import json
 import os
@@ -92,9 +93,8 @@ class Plan:
         return any(workload in self.workloads for workload in workloads)
 
 
-def plan_from_arguments(extra: Sequence[str] = (), arguments: Sequence[str] | None = None) -> Plan:
-    """Read --workloads and --quick; `extra` names workloads that only this system has."""
-    known = (*WORKLOADS, *extra)
+def plan_from_arguments(known: Sequence[str] = WORKLOADS, arguments: Sequence[str] | None = None) -> Plan:
+    """Read --workloads and --quick; `known` names the workloads that this system has."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", default=",".join(known), help="comma-separated; default: all")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
@@ -163,6 +163,21 @@ async def measure_tensor(group: Group, count: int) -> tuple[float, int]:
     return count * TENSOR_BYTES / elapsed / 1e9, count
 
 
+async def attempt(
+    system: str, plan: Plan, workload: str, unit: str, body: Callable[[], Awaitable[tuple[float, int]]]
+) -> None:
+    """Run one workload if it is wanted; its failure becomes a line, not the end of the run."""
+    if not plan.wants(workload):
+        return
+    try:
+        async with asyncio.timeout(plan.patience):
+            value, n = await body()
+    except Exception as error:
+        emit_failure(system, workload, error)
+    else:
+        emit(system, workload, value, unit, n)
+
+
 Spawn = Callable[[int, bool], Awaitable[Group]]
 """Spawn so many procs with an actor in each, which has imported torch if the second argument says so."""
 
@@ -218,20 +233,6 @@ class Suite:
                 async with asyncio.timeout(self.plan.patience):
                     await group.close()
 
-    async def attempt(
-        self, workload: str, unit: str, body: Callable[[], Awaitable[tuple[float, int]]]
-    ) -> None:
-        """Run one workload if it is wanted; its failure becomes a line, not the end of the run."""
-        if not self.plan.wants(workload):
-            return
-        try:
-            async with asyncio.timeout(self.plan.patience):
-                value, n = await body()
-        except Exception as error:
-            emit_failure(self.system, workload, error)
-        else:
-            emit(self.system, workload, value, unit, n)
-
     async def measure_pair(self, group: Group, size: int) -> None:
         plan = self.plan
         if plan.wants("cold_start") and "BENCH_STARTED" in os.environ:
@@ -242,14 +243,15 @@ class Suite:
             done, elapsed = await group.relay(100, plan.seconds)
             return done / elapsed, done
 
-        await self.attempt("call_one_1", "calls/s", lambda: measure_rate(group.echo, 1, plan))
-        await self.attempt("call_one_100", "calls/s", lambda: measure_rate(group.echo, 100, plan))
-        await self.attempt("actor_to_actor_100", "calls/s", relay)
-        await self.attempt("tensor_100mb", "GB/s", lambda: measure_tensor(group, plan.tensors))
+        run = functools.partial(attempt, self.system, plan)
+        await run("call_one_1", "calls/s", lambda: measure_rate(group.echo, 1, plan))
+        await run("call_one_100", "calls/s", lambda: measure_rate(group.echo, 100, plan))
+        await run("actor_to_actor_100", "calls/s", relay)
+        await run("tensor_100mb", "GB/s", lambda: measure_tensor(group, plan.tensors))
 
     async def measure_mesh(self, group: Group, size: int) -> None:
         async def fan_out() -> tuple[float, int]:
             rate, rounds = await measure_rate(group.echo_all, 1, self.plan)
             return rate * size, rounds * size
 
-        await self.attempt(f"call_{size}", "actor-calls/s", fan_out)
+        await attempt(self.system, self.plan, f"call_{size}", "actor-calls/s", fan_out)

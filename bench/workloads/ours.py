@@ -102,7 +102,7 @@ async def measure_idle(hosts: ma.HostMesh, plan: measure.Plan) -> None:
 
 
 async def main() -> None:
-    plan = measure.plan_from_arguments(EXTRA)
+    plan = measure.plan_from_arguments((*measure.WORKLOADS, *EXTRA))
     async with ma.local_hosts() as hosts:
 
         async def spawn(size: int, with_torch: bool) -> OurGroup:

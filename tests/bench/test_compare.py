@@ -29,7 +29,7 @@ def rate(system: str, value: float, workload: str = "call_one_1") -> Sample:
 def render(results: list[report.Result], not_installed: tuple[str, ...] = ()) -> str:
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(report.make_table(results, not_installed))
+        console.print(report.make_table(results, report.CALLS, not_installed))
     return capture.get()
 
 
@@ -66,23 +66,28 @@ def test_the_median_ignores_one_disturbed_round_and_failures() -> None:
     assert report.medians(results) == {("ours", "call_one_1"): 12, ("ray", "call_one_1"): 2}
 
 
+def judge(target: Target, values: dict[str, float]) -> report.Row:
+    here = {(system, target.workload): value for system, value in values.items()}
+    return report.judge(target, report.CALLS, here)
+
+
 def test_a_limit_and_a_ratio_must_both_be_reached() -> None:
-    assert report.judge(RATE, {"ours": 12_000, "xoscar": 6_000, "ray": 900}).reached is True
-    assert report.judge(RATE, {"ours": 9_999, "xoscar": 1_000}).reached is False
-    beaten = report.judge(RATE, {"ours": 12_000, "xoscar": 8_000, "ray": 900})
+    assert judge(RATE, {"ours": 12_000, "xoscar": 6_000, "ray": 900}).reached is True
+    assert judge(RATE, {"ours": 9_999, "xoscar": 1_000}).reached is False
+    beaten = judge(RATE, {"ours": 12_000, "xoscar": 8_000, "ray": 900})
     assert (beaten.best_peer, beaten.ratio, beaten.reached) == ("xoscar", 1.5, False)
 
 
 def test_of_times_the_least_wins() -> None:
-    row = report.judge(START, {"ours": 0.2, "monarch": 0.8, "ray": 1.5, "floor": 0.04})
+    row = judge(START, {"ours": 0.2, "monarch": 0.8, "ray": 1.5, "floor": 0.04})
     assert (row.best_peer, row.ratio, row.reached) == ("monarch", 4.0, True)
-    assert report.judge(START, {"ours": 0.26, "monarch": 0.8}).reached is False
+    assert judge(START, {"ours": 0.26, "monarch": 0.8}).reached is False
 
 
 def test_the_floor_is_no_peer_and_nothing_is_judged_without_our_number() -> None:
-    row = report.judge(RATE, {"floor": 18_000})
+    row = judge(RATE, {"floor": 18_000})
     assert (row.best_peer, row.ratio, row.reached) == (None, None, None)
-    assert report.judge(RATE, {"ours": 12_000}).reached is True
+    assert judge(RATE, {"ours": 12_000}).reached is True
 
 
 def test_the_table_shows_values_failures_and_verdicts() -> None:
@@ -114,7 +119,7 @@ def test_failures_of_one_cause_take_one_line() -> None:
 
 def test_every_target_of_the_issue_is_there() -> None:
     limits = {
-        target.workload: (target.limit, target.times_best_peer) for target in report.TARGETS if target.limit
+        target.workload: (target.limit, target.times_best_peer) for target in report.CALL_TARGETS if target.limit
     }
     assert limits == {
         "call_one_1": (10_000, 1.7),
@@ -206,7 +211,8 @@ def wait_until_gone(pid: int) -> None:
 
 
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import os, sys; os.getloadavg = lambda: (3.0, 0, 0); import compare; sys.exit(compare.main())"
+    busy = "import os, sys; os.getloadavg = lambda: (3.0, 0, 0)"
+    program = f"{busy}; import compare; sys.exit(compare.main(compare.COMPARISON))"
     environment = {**os.environ, "PYTHONPATH": str(BENCH)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30
