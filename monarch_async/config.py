@@ -7,6 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+#: What `Config.transports` may name.
+TRANSPORTS = ("local", "cma", "memfd", "ucx", "tcp")
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -23,7 +26,8 @@ class Config:
     #: Receivers on one machine read large payloads from the sender's memory. Who sends some there allows processes of
     #: the same user to read all of its memory from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
     same_host_reads: bool = True
-    #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp.
+    #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp. One alone is
+    #: forced; none at all leaves tensors inside the messages, in chunks.
     transports: str = "local,cma,memfd,tcp"
     bulk_chunk: int = 4 << 20  #: bytes per chunk on the data plane
     bulk_window: int = 32 << 20  #: bytes a sender may be ahead of its receiver, per transfer
@@ -37,6 +41,17 @@ class Config:
     stream_bytes: int = 16 << 20  #: and bytes
     stderr_lines: int = 20  #: how many of its last stderr lines a dead proc's error shows
     fold_logs: bool = False  #: fold runs of identical lines into one with a count
+
+    def __post_init__(self) -> None:
+        """Check what has only a few values. Raises ValueError."""
+        unknown = [name for name in self.allowed_transports if name not in TRANSPORTS]
+        if unknown:
+            raise ValueError(f"transports={self.transports!r}: {unknown[0]!r} is none of {', '.join(TRANSPORTS)}")
+
+    @property
+    def allowed_transports(self) -> tuple[str, ...]:
+        """The names in ``transports``."""
+        return tuple(name.strip() for name in self.transports.split(",") if name.strip())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Config":

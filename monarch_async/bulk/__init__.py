@@ -23,9 +23,10 @@ Reading order
 - ``endpoint``  how a process is reached, as its handles say it
 - ``region``  memory that others may read or write, and how they know that they still may
 - ``transport``  the interface of all transports; runs of bytes
-- ``memory``  addresses, copies
+- ``memory``, ``blocks``  addresses, copies; private memory kept warm
+- ``local``  within one process
 - ``cma``, ``arena``, ``staged``  between processes of one machine
 - ``arrivals``, ``stream``, ``bulk_server``  over sockets: chunks, checksums, credit, resuming
 - ``ucx_library``, ``ucx``  one-sided over UCX
-- ``plane``, ``routes``  one process's data plane, and which way it goes to whom
+- ``plane``, ``plane_thread``, ``routes``  one process's data plane, and which way it goes to whom
 """

@@ -30,6 +30,7 @@ class Endpoint:
     tcp: str = ""  #: "host:port"
     ucx: bytes = b""  #: address of its UCX worker
 
+    @lru_cache(maxsize=64)  # noqa: B019  a process packs its own, and few others
     def pack(self) -> bytes:
         """Return it as bytes."""
         return msgpack.packb(astuple(self))

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgpack
+
 from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.memory import address_of
@@ -46,6 +48,20 @@ class RemoteRegion:
         """Bytes in all."""
         return sum(size for _, size in self.spans)
 
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        fields = (self.id, self.stamp, self.word_at, self.spans, self.is_writable, self.rkeys, self.what)
+        return msgpack.packb((self.endpoint.pack(), *fields))
+
+    @staticmethod
+    def unpack(data: bytes) -> "RemoteRegion":
+        """Return it from bytes. Raises BadFrame."""
+        try:
+            endpoint, *fields = msgpack.unpackb(data, use_list=False)
+            return RemoteRegion(Endpoint.unpack(endpoint), *fields)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise BadFrame(f"description of a region: {error}") from error
+
 
 class Region:
     """A region, at its owner. Entered and left on the plane's loop only."""
@@ -68,6 +84,10 @@ class Region:
     def size(self) -> int:
         """Bytes in all."""
         return sum(len(span) for span in self.spans)
+
+    def addresses(self) -> tuple[tuple[int, int], ...]:
+        """Return where its spans are, and how long."""
+        return tuple((address_of(span), len(span)) for span in self.spans)
 
     def cut(self, runs: Sequence[Run]) -> Iterator[memoryview]:
         """Yield the memory of these runs. Raises BadFrame where one is out of range."""

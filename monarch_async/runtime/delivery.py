@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from monarch_async.bulk.blocks import BlockPool
 from monarch_async.errors import BadFrame
 from monarch_async.runtime.reader import Reader
-from monarch_async.runtime.transfer import BlockPool, Inbound
+from monarch_async.runtime.transfer import Inbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CHUNKED
 from monarch_async.wire.message import CallFields, cut

@@ -8,10 +8,11 @@ which every other receiver gets without asking.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from monarch_async.bulk.blocks import BlockPool
 from monarch_async.config import Config
 from monarch_async.ids import host_of
 from monarch_async.runtime.same_host import Offer, can_offer
-from monarch_async.runtime.transfer import BlockPool, Outbound
+from monarch_async.runtime.transfer import Outbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CHUNKED, pack_frame
 from monarch_async.wire.message import CallFields, ReplyFields, pack_call_fields, pack_reply_fields

@@ -17,6 +17,7 @@ from threading import current_thread, get_ident
 from typing import Any
 from weakref import WeakSet
 
+from monarch_async.bulk.blocks import BlockPool
 from monarch_async.config import Config
 from monarch_async.errors import Backpressure, BadCall, Closed, Lost
 from monarch_async.ids import format_address, host_of
@@ -29,7 +30,6 @@ from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.path import Path
 from monarch_async.runtime.reader import Reader
 from monarch_async.runtime.report import pack_error
-from monarch_async.runtime.transfer import BlockPool
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,

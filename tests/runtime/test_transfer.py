@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_async.bulk.blocks import BlockPool
 from monarch_async.config import Config
 from monarch_async.errors import BadFrame
 from monarch_async.runtime.delivery import Delivery
 from monarch_async.runtime.outgoing import Outgoing
 from monarch_async.runtime.reader import Reader
-from monarch_async.runtime.transfer import ACK_EVERY, WINDOW, BlockPool, Inbound, Outbound
+from monarch_async.runtime.transfer import ACK_EVERY, WINDOW, Inbound, Outbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CALL, CHUNK, CHUNKED, HEADER, HEADER_SIZE
 from monarch_async.wire.message import CallFields, parse_call_fields
