@@ -21,6 +21,7 @@
     │   ├── StaleHandle        its memory is no longer registered, or only under a newer epoch
     │   ├── ForeignHandle      it belongs to another cluster
     │   ├── BufferMismatch     (also ValueError) dtype, shape or slice does not fit; memory is untouched
+    │   ├── UnknownPart        (also KeyError, IndexError) a handle has no part of that name
     │   ├── NoTransport        no way to the other process works; says why for each
     │   ├── TransferBroken     a way that worked broke for good
     │   ├── ObjectLost         a shared object has no copy left
@@ -275,6 +276,10 @@ class ForeignHandle(TransferError):
 
 class BufferMismatch(TransferError, ValueError):
     """A dtype, shape or slice that does not fit. Nothing was written anywhere."""
+
+
+class UnknownPart(TransferError, KeyError, IndexError):
+    """A handle of a dict or list has no part of that name."""
 
 
 class NoTransport(TransferError):

@@ -6,8 +6,12 @@ handing it bytes in any split.
 - ``frame``: the fixed header an agent routes by.
 - ``message``: the small msgpack fields behind it.
 - ``payload``: Python values as pickle protocol 5 with their large buffers beside it.
+- ``ticket``: who will receive a value that is being pickled.
+- ``object_layout``: the bytes of a shared object.
 - ``culprit``: which part of a value does not pickle.
 - ``tensor``: torch tensors as Arrow.
+- ``strided``: where the elements of an n-d array lie, as runs of bytes.
+- ``array``, ``layout``, ``exchange``: tensors and nested dicts of them as memory, and what a transfer moves where.
 - ``auth``: both ends prove that they hold the cluster's token before anything else is parsed.
 - ``link``: numbered frames and acknowledgements, so that a dropped connection can be resumed without loss.
 

@@ -1,0 +1,245 @@
+"""torch tensors and numpy arrays as memory: where their elements lie, without copying any.
+
+Where an array's dtype has a name that both libraries use, that is what tells dtypes apart, so that an array can be
+read into a tensor. Neither library is imported before the first array of its kind.
+"""
+
+import ctypes
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from monarch_async.errors import BadCall, BufferMismatch, NoTransport
+from monarch_async.wire.strided import Strided, Take, dense
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    Array = torch.Tensor | numpy.ndarray[Any, numpy.dtype[Any]]
+    DType = torch.dtype | numpy.dtype[Any]
+
+#: Smaller memory for results comes from malloc, which keeps it warm itself.
+_FROM_POOL = 1 << 20
+
+
+class Leaf(NamedTuple):
+    """One array of a registration, as its handle describes it."""
+
+    library: str  #: torch or numpy
+    dtype: object  #: its name, or the numpy dtype where it has none of its own
+    place: Strided  #: in the region
+    device: str = "cpu"  #: where the owner has it
+
+    def real_dtype(self) -> "DType":
+        """Return the dtype as its library has it."""
+        return _real_dtype(self.library, self.dtype)
+
+
+class Memory:
+    """An array that is here. ``place`` counts from ``address``, and its elements reach over ``extent`` bytes."""
+
+    __slots__ = ("address", "device", "dtype", "extent", "is_writable", "library", "place", "value")
+
+    def __init__(
+        self, value: "Array", library: str, dtype: object, device: str, address: int, place: Strided, writable: bool
+    ) -> None:
+        """``address`` is where the first element is; 0 in the memory of another device."""
+        start, self.extent = place.bounds()
+        self.value, self.library, self.dtype, self.device, self.is_writable = value, library, dtype, device, writable
+        self.place = place.moved(-start)
+        self.address = address + start
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the memory of this process, and not a device's."""
+        return self.device == "cpu"
+
+    def view(self) -> memoryview:
+        """Return its bytes, gaps included; the array must be kept as long."""
+        return memory_at(self.address, self.extent)
+
+    def anchor(self) -> object:
+        """Return what keeps the memory where it is: while that lives, torch refuses to resize its storage."""
+        if self.library == "numpy":
+            return self.value
+        import torch
+
+        assert isinstance(self.value, torch.Tensor)
+        return torch.empty(0, dtype=torch.uint8).set_(self.value.untyped_storage()).numpy()
+
+    def storage(self) -> int:
+        """Return what is the same for views of one tensor's memory."""
+        if self.library == "numpy":
+            return id(self.value)
+        return self.value.untyped_storage().data_ptr()  # type: ignore[union-attr]
+
+    def like(self, place: Strided, take: Take) -> "Memory":
+        """Return new memory of the same library and dtype, with its elements placed so. ``place`` begins at 0."""
+        size = place.bounds()[1]
+        if self.is_here:
+            return _make(self.library, self.dtype, place, take(size) if size else memoryview(b""))
+        return _pinned(self.dtype, place, self.device)
+
+    def copy_from(self, other: "Memory") -> None:
+        """Copy the elements of an array of the same library, dtype and shape."""
+        if self.library == "numpy":
+            import numpy
+
+            numpy.copyto(self.value, other.value)  # type: ignore[arg-type]
+            return
+        import torch
+
+        with torch.no_grad():
+            into, source = _copyable(self.value), _copyable(other.value)
+            into.copy_(source)
+
+    def note_change(self) -> None:
+        """Its bytes have been changed: what autograd has saved of it is out of date."""
+        if self.library == "torch" and not self.value.is_inference():  # type: ignore[union-attr]
+            import torch
+
+            torch.autograd.graph.increment_version(self.value)  # type: ignore[arg-type]
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """Return the bytes at an address. Nothing is kept alive by that."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B") if size else memoryview(b"")
+
+
+def find_memory(value: object, where: str, what: str) -> Memory:
+    """Return where an array's elements are. Raises BadCall of ``what``, naming ``where``, for anything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _memory_of_tensor(cast("torch.Tensor", value), where, what)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _memory_of_array(cast("numpy.ndarray[Any, Any]", value), where, what)
+    raise BadCall(what, f"{where} is neither a tensor nor an array, but {type(value).__qualname__}")
+
+
+def _memory_of_tensor(tensor: "torch.Tensor", where: str, what: str) -> Memory:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise BadCall(what, f"{where} is a {tensor.layout} tensor: only strided ones have elements in flat memory")
+    if tensor.is_meta or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore
+        kind = f"{type(tensor).__name__} on {tensor.device}"
+        raise BadCall(what, f"{where} is a {kind}, which has no memory of its own")
+    if tensor.is_conj() or tensor.is_neg():
+        raise BadCall(what, f"{where} is a lazy view of other values: use its resolve_conj().resolve_neg()")
+    size = tensor.itemsize
+    place = Strided(size, tuple(tensor.shape), tuple([step * size for step in tensor.stride()]))
+    name = _torch_name(tensor.dtype)
+    if tensor.is_cpu:
+        return Memory(tensor, "torch", name, "cpu", tensor.data_ptr(), place, True)
+    return Memory(tensor, "torch", name, str(tensor.device), 0, place, True)
+
+
+def _memory_of_array(array: "numpy.ndarray[Any, Any]", where: str, what: str) -> Memory:
+    dtype = array.dtype
+    if dtype.hasobject:
+        raise BadCall(what, f"{where} is an array of Python objects, which are no flat memory")
+    has_name = dtype.isnative and dtype.kind in "biufc"
+    place = Strided(dtype.itemsize, array.shape, array.strides)
+    name = dtype.name if has_name else dtype
+    return Memory(array, "numpy", name, "cpu", array.ctypes.data, place, array.flags.writeable)
+
+
+def allocate(leaf: Leaf, place: Strided, take: Take, device: str | None, where: str) -> Memory:
+    """Return new memory for what is read of a leaf, with its elements placed as in ``place``, which begins at 0.
+
+    Where it is going to a device (`to_device`), that is memory pinned for the way there. Raises NoTransport where this
+    process has no such device.
+    """
+    size = place.bounds()[1]
+    if device is not None and device != "cpu":
+        check_device(device, where)
+        return _pinned(leaf.dtype, place, device)
+    if size >= _FROM_POOL:
+        return _make(leaf.library, leaf.dtype, place, take(size))
+    dtype, steps = leaf.real_dtype(), [step // place.itemsize for step in place.strides]
+    if leaf.library == "torch":
+        import torch
+
+        tensor = torch.empty_strided(place.shape, steps, dtype=dtype)  # type: ignore[arg-type]
+        return Memory(tensor, "torch", leaf.dtype, "cpu", tensor.data_ptr(), place, True)
+    return _make("numpy", leaf.dtype, place, memoryview(bytearray(size)))
+
+
+def check_device(device: str, where: str) -> None:
+    """Raise NoTransport where this process has no such device."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if here is None or here.type != kind:
+        has = "no accelerator" if here is None else f"{here.type} only"
+        raise NoTransport(where, {device: f"this process has {has}"})
+    if index and not 0 <= int(index) < torch.accelerator.device_count():
+        raise NoTransport(where, {device: f"there are {torch.accelerator.device_count()} of its kind"})
+
+
+def to_device(memory: Memory, device: str) -> "torch.Tensor":
+    """Return what `allocate` made for a device on that device."""
+    return memory.value.to(device, non_blocking=False)  # type: ignore[union-attr]
+
+
+def _make(library: str, dtype: object, place: Strided, buffer: memoryview) -> Memory:
+    """Make an array over ``buffer``."""
+    real = _real_dtype(library, dtype)
+    if library == "numpy":
+        import numpy
+
+        array = numpy.ndarray(place.shape, real, buffer, place.offset, place.strides)  # type: ignore[call-overload]
+        return Memory(array, library, dtype, "cpu", array.ctypes.data, place, True)
+    import torch
+
+    steps = [step // place.itemsize for step in place.strides]
+    if len(buffer):
+        flat = torch.frombuffer(buffer, dtype=real)  # type: ignore[arg-type]
+        tensor = flat.as_strided(place.shape, steps, place.offset // place.itemsize)
+    else:
+        tensor = torch.empty_strided(place.shape, steps, dtype=real)  # type: ignore[arg-type]
+    return Memory(tensor, library, dtype, "cpu", tensor.data_ptr(), place, True)
+
+
+def _pinned(dtype: object, place: Strided, device: str) -> Memory:
+    """Make a tensor in host memory that a device copies from and to directly."""
+    import torch
+
+    steps = [step // place.itemsize for step in place.strides]
+    tensor = torch.empty_strided(place.shape, steps, dtype=_real_dtype("torch", dtype), pin_memory=True)  # type: ignore[arg-type]
+    return Memory(tensor, "torch", dtype, "cpu", tensor.data_ptr(), place, True)
+
+
+def _copyable(tensor: Any) -> "torch.Tensor":
+    """torch cannot copy its sub-byte integers."""
+    import torch
+
+    return tensor.detach().view(torch.uint8) if tensor.itemsize == 1 else tensor.detach()
+
+
+@functools.lru_cache(maxsize=256)
+def _real_dtype(library: str, dtype: object) -> "DType":
+    if library == "torch":
+        import torch
+
+        found = getattr(torch, str(dtype), None)
+        if not isinstance(found, torch.dtype):
+            raise BufferMismatch("a handle", f"this torch knows no dtype {dtype}")
+        return found
+    import numpy
+
+    return numpy.dtype(dtype)  # type: ignore[call-overload]
+
+
+@functools.lru_cache(maxsize=256)
+def _torch_name(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dense_like(place: Strided) -> Strided:
+    """Return how a copy of such an array lies in memory of its own: without gaps, its axes in the same order."""
+    if place.has_overlaps or 0 in place.shape:
+        return dense(place.itemsize, place.shape)
+    return dense(place.itemsize, place.shape, place.order())

@@ -1,0 +1,228 @@
+"""What a registration is made of: nested dicts, lists and tuples of arrays, and where each lies in the region.
+
+Memory is described as it is, never copied: what a peer writes must be what the owner sees. Arrays that share memory
+(tied weights, views of one flat buffer) share it in the region too. The rest is arithmetic: which bytes of the region a
+whole, a part or a slice of it is, and where here they come from or go to.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monarch_async.errors import BadCall, BufferMismatch, UnknownPart
+from monarch_async.wire.array import Leaf, Memory, allocate, dense_like, find_memory, memory_at, to_device
+from monarch_async.wire.exchange import Pair
+from monarch_async.wire.strided import Index, Take
+
+#: How deep dicts and lists may be nested: more is one that contains itself.
+_DEEPEST = 100
+
+
+class Branch(NamedTuple):
+    """A dict, list or tuple. ``kind`` is the class its copies are made of."""
+
+    kind: type
+    keys: tuple[Hashable, ...]  #: 0, 1, ... where it is no dict
+    children: tuple["Branch | int", ...]  #: an int is the index of a leaf
+
+    def make(self, children: Sequence[object]) -> object:
+        """Return one with these children."""
+        if issubclass(self.kind, Mapping):
+            return self.kind(zip(self.keys, children, strict=True))  # type: ignore[call-arg]
+        return self.kind(*children) if hasattr(self.kind, "_fields") else self.kind(children)  # type: ignore[call-arg]
+
+
+Tree = Branch | int
+
+
+class Layout(NamedTuple):
+    """A tree, and its leaves in order. Pickles."""
+
+    tree: Tree
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, shared ones as often as they occur."""
+        return sum(leaf.place.nbytes for leaf in self.leaves)
+
+    @property
+    def single(self) -> Leaf | None:
+        """The leaf, where there is no tree around it."""
+        return self.leaves[0] if isinstance(self.tree, int) else None
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """The keys of its outermost dict, or the indices of a list."""
+        return self.tree.keys if isinstance(self.tree, Branch) else ()
+
+    def part(self, key: Hashable, what: str) -> "Layout":
+        """Return the layout of what ``value[key]`` is. Raises UnknownPart, about ``what``."""
+        if not isinstance(self.tree, Branch):
+            raise UnknownPart(what, f"it is one array and has no part {key!r}: use slice= to fetch some of it")
+        if isinstance(key, int) and key < 0 and not issubclass(self.tree.kind, Mapping):
+            key += len(self.tree.keys)
+        if key not in self.tree.keys:
+            some = ", ".join(map(repr, self.tree.keys[:8])) + (", ..." if len(self.tree.keys) > 8 else "")
+            raise UnknownPart(what, f"it has no part {key!r}; it has: {some or 'none'}")
+        chosen = self.tree.children[self.tree.keys.index(key)]
+        used: list[Leaf] = []
+        return Layout(_renumber(chosen, self.leaves, used), tuple(used))
+
+    def sliced(self, index: Index, what: str) -> "Layout":
+        """Return the layout of what ``array[index]`` is. Raises BufferMismatch; BadCall where it is no single array."""
+        leaf = self.single
+        if leaf is None:
+            raise BadCall(what, "slice= is for one array: choose a part first, handle[key].fetch(slice=...)")
+        return Layout(0, (leaf._replace(place=leaf.place.take(index, what)),))
+
+
+class Registered(NamedTuple):
+    """What `register` needs to know of a value: ``spans`` end to end are the region; ``anchors`` keep them in place."""
+
+    layout: Layout
+    spans: list[memoryview]
+    is_writable: bool
+    anchors: list[object]
+
+
+def describe(value: object, what: str) -> Registered:
+    """Return where a value's arrays lie. Raises BadCall, naming the place in ``value`` of what is none."""
+    found: list[Memory] = []
+    tree = _plant(value, "it", what, found, 0)
+    for memory in found:
+        if not memory.is_here:
+            raise BadCall(what, f"it is on {memory.device}: memory of a device cannot be registered, a copy of it can")
+    places, spans = _lay_out(found)
+    leaves = [
+        Leaf(memory.library, memory.dtype, memory.place.moved(start), memory.device)
+        for memory, start in zip(found, places, strict=True)
+    ]
+    views = [memory_at(address, size) for address, size in spans]
+    is_writable = all(memory.is_writable for memory in found)
+    return Registered(Layout(tree, tuple(leaves)), views, is_writable, [memory.anchor() for memory in found])
+
+
+def pair_up(layout: Layout, value: object, where: str, role: str) -> list[Pair]:
+    """Return each leaf with its counterpart in ``value``.
+
+    Raises BufferMismatch where structure, dtype or shape differ, BadCall where something is no array; both say where
+    in ``role`` that is: "out" or "source".
+    """
+    pairs = []
+    for index, here, path in _walk(layout.tree, value, role, where):
+        leaf, memory = layout.leaves[index], find_memory(here, path, where)
+        if memory.place.shape != leaf.place.shape:
+            raise BufferMismatch(where, f"its shape is {leaf.place.shape}, that of {path} {memory.place.shape}")
+        if memory.dtype != leaf.dtype:
+            raise BufferMismatch(where, f"its dtype is {leaf.dtype}, that of {path} {memory.dtype}")
+        pairs.append(Pair(leaf.place, memory))
+    return pairs
+
+
+def new_pairs(layout: Layout, take: Take, device: str | None, where: str) -> tuple[list[Pair], Callable[[], object]]:
+    """Return each leaf with new memory for it, and what makes the result of that once it is filled.
+
+    Leaves that are the same memory of the owner's become the same memory of the result. Raises NoTransport where
+    ``device`` is not to be had.
+    """
+    made: dict[Leaf, Memory] = {}
+    for leaf in layout.leaves:
+        if leaf not in made:
+            made[leaf] = allocate(leaf, dense_like(leaf.place), take, device, where)
+
+    def finish() -> object:
+        values = {leaf: memory.value if device is None else to_device(memory, device) for leaf, memory in made.items()}
+        return _grow(layout.tree, [values[leaf] for leaf in layout.leaves])
+
+    return [Pair(leaf.place, memory) for leaf, memory in made.items()], finish
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+def _plant(value: object, path: str, what: str, found: list[Memory], depth: int) -> Tree:
+    """Return the tree that ``value`` is, and append its arrays to ``found``."""
+    if depth > _DEEPEST:
+        raise BadCall(what, f"more than {_DEEPEST} dicts and lists in each other: does one contain itself?")
+    if isinstance(value, Mapping):
+        kind: type = OrderedDict if isinstance(value, OrderedDict) else dict
+        keys, children = tuple(value.keys()), list(value.values())
+    elif isinstance(value, list | tuple):
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        kind = type(value) if is_named else list if isinstance(value, list) else tuple
+        keys, children = tuple(range(len(value))), list(value)
+    else:
+        found.append(find_memory(value, path, what))
+        return len(found) - 1
+    planted = [
+        _plant(child, f"{path}[{key!r}]", what, found, depth + 1) for key, child in zip(keys, children, strict=True)
+    ]
+    return Branch(kind, keys, tuple(planted))
+
+
+def _grow(tree: Tree, values: Sequence[object]) -> object:
+    if isinstance(tree, int):
+        return values[tree]
+    return tree.make([_grow(child, values) for child in tree.children])
+
+
+def _renumber(tree: Tree, leaves: Sequence[Leaf], used: list[Leaf]) -> Tree:
+    if isinstance(tree, int):
+        used.append(leaves[tree])
+        return len(used) - 1
+    return tree._replace(children=tuple(_renumber(child, leaves, used) for child in tree.children))
+
+
+def _walk(tree: Tree, value: Any, path: str, what: str) -> Iterator[tuple[int, object, str]]:
+    """Yield (leaf index, counterpart, its path). Raises BufferMismatch where ``value`` is another structure."""
+    if isinstance(tree, int):
+        yield tree, value, path
+        return
+    if issubclass(tree.kind, Mapping):
+        if not isinstance(value, Mapping):
+            raise BufferMismatch(what, f"{path} is a {type(value).__qualname__}, and it has a dict there")
+        if value.keys() != set(tree.keys):
+            missing, more = set(tree.keys) - value.keys(), value.keys() - set(tree.keys)
+            texts = [f"lacks {sorted(map(repr, missing))}"] if missing else []
+            texts += [f"has {sorted(map(repr, more))} too many"] if more else []
+            raise BufferMismatch(what, f"{path} {' and '.join(texts)}")
+    elif not isinstance(value, list | tuple) or len(value) != len(tree.keys):
+        size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+        expected = f"a {tree.kind.__qualname__} of {len(tree.keys)}"
+        raise BufferMismatch(what, f"{path} is a {type(value).__qualname__}{size}, and it has {expected} there")
+    for key, child in zip(tree.keys, tree.children, strict=True):
+        yield from _walk(child, value[key], f"{path}[{key!r}]", what)  # type: ignore[index]
+
+
+# -- the region --------------------------------------------------------------------------------------------------------
+
+
+def _lay_out(found: Sequence[Memory]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return where in the region the extent of each array begins, and (address, size) of the spans that make it.
+
+    Arrays that overlap, or lie side by side in one tensor's storage, are in one span. Spans are in the order in which
+    the arrays use them first, so that reading everything reads from start to end.
+    """
+    spans: list[list[int]] = []  # [address, end, storage of the last, first user]
+    span_of: dict[int, list[int]] = {}
+    for index in sorted(range(len(found)), key=lambda index: found[index].address):
+        memory = found[index]
+        if not memory.extent:
+            continue
+        start, stop, storage = memory.address, memory.address + memory.extent, memory.storage()
+        if spans and (start < spans[-1][1] or (start == spans[-1][1] and storage == spans[-1][2])):
+            spans[-1][1:] = max(spans[-1][1], stop), storage, min(spans[-1][3], index)
+        else:
+            spans.append([start, stop, storage, index])
+        span_of[index] = spans[-1]
+    spans.sort(key=lambda span: span[3])
+    offsets, offset = {}, 0
+    for span in spans:
+        offsets[id(span)] = offset
+        offset += span[1] - span[0]
+    places = []
+    for index, memory in enumerate(found):
+        span = span_of.get(index)
+        places.append(0 if span is None else offsets[id(span)] + memory.address - span[0])
+    return places, [(span[0], span[1] - span[0]) for span in spans]
