@@ -47,7 +47,11 @@ class Share:
     workload: str
 
     def describe(self, own_workload: str) -> str:
-        named = self.system if self.workload == own_workload else self.workload
+        """Named as briefly as a row of `own_workload` allows: the system alone where its value stands there too."""
+        if self.workload == own_workload:
+            named = self.system
+        else:
+            named = self.workload if self.system == OURS else f"{self.system} {self.workload}"
         return f"{self.factor:.3g} × {named}"
 
 

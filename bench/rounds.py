@@ -40,6 +40,8 @@ def read_arguments(comparison: Comparison) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds; default 5, or 3 with --quick")
     parser.add_argument("--systems", default=names, help=f"comma-separated; default {names}")
     parser.add_argument("--workloads", default=workloads, help=f"comma-separated; default {workloads}")
+    file = BENCH / "results" / f"{datetime.date.today().isoformat()}.jsonl"
+    parser.add_argument("--results", type=Path, metavar="FILE", default=file, help="default bench/results/<date>.jsonl")
     parser.add_argument("--force", action="store_true", help="measure although the machine is busy")
     parser.add_argument("--show", type=Path, metavar="FILE", help="only print the table of an earlier run's file")
     parser.add_argument("--markdown", action="store_true", help="with --show: print it as a Markdown table")
@@ -168,11 +170,11 @@ def main(comparison: Comparison) -> int:
             return 2
     chosen = [system for system in comparison.systems if system.name in arguments.systems]
     not_installed = [name for system in chosen if not system.is_installed for name in system.prints]
-    file = BENCH / "results" / f"{datetime.date.today().isoformat()}.jsonl"
+    file: Path = arguments.results
     file.parent.mkdir(exist_ok=True)
     about = {"comparison": board.name, "quick": arguments.quick, "rounds": arguments.rounds}
     record(file, {**describe_machine(load), **about})
     results = run_rounds(arguments, [system for system in chosen if system.is_installed], console, file)
     print_report(console, results, board, not_installed)
-    console.print(f"written to {file.relative_to(BENCH.parent)}")
+    console.print(f"written to {file}")
     return 0

@@ -9,7 +9,7 @@ from report import OURS_ALONE
 
 BENCH = Path(__file__).resolve().parent
 
-ONCE_IF_QUICK = ("spawn_8", "spawn_bare_8", "call_8", "spawn_bare_32", "call_32")
+ONCE_IF_QUICK = ("spawn_8", "spawn_bare_8", "call_8", "spawn_bare_32", "call_32", "argument_100mb_8")
 """Measured on the peers in the first round only with --quick: starting their procs is what takes the time."""
 
 NEVER_IF_QUICK = ("spawn_32", "spawn_128")
