@@ -71,7 +71,22 @@ class Holder(ma.Actor):
     @ma.endpoint
     async def take(self) -> tuple[float, float]:
         await self.subscriber.load(self.state)
+        return self.marks()
+
+    def marks(self) -> tuple[float, float]:
         return bulk.marks([tensor.view(-1) for tensor in self.state.values()])
+
+    @ma.endpoint
+    async def watch(self, last: int) -> tuple[int, int]:
+        """Load the newest version again and again until it is the last; say how often, and how many were torn."""
+        loads = torn = 0
+        newest = 0.0
+        while newest < last:
+            await self.subscriber.load(self.state)
+            least, newest = self.marks()
+            loads += 1
+            torn += least != newest
+        return loads, torn
 
 
 def view_of(tensor: Any) -> memoryview:
@@ -160,6 +175,24 @@ async def raw_seconds(group: OurBulk, transport_name: str, repeats: int) -> tupl
     return await plane.run(fetches())
 
 
+async def measure_torn(group: OurBulk, plan: measure.Plan) -> tuple[float, int]:
+    """Torn versions that 4 subscribers saw of 1,000 (100 with --quick) of a small state dict, and how many they saw."""
+    import torch
+
+    state = {f"layers.{index}": torch.zeros(1024) for index in range(300)}
+    await group.subscribe(dict.fromkeys(state, (1024,)))
+    versions = bulk.VERSIONS // 10 if plan.quick else bulk.VERSIONS
+    watching = None
+    for version in range(1, versions + 1):
+        for tensor in state.values():
+            tensor.fill_(float(version))
+        await group.publisher.publish(state)
+        watching = watching or group.subscribers.watch.call(versions)
+    assert watching is not None
+    seen = list((await watching).values())
+    return float(sum(torn for _, torn in seen)), sum(loads for loads, _ in seen)
+
+
 async def measure_transport(name: str, plan: measure.Plan) -> None:
     """What is measured of a transport that is the only one allowed."""
     fetch, raw, busy = f"fetch_256m_{name}", f"fetch_4k_raw_{name}", f"control_p99_4g_{name}"
@@ -187,6 +220,10 @@ async def main() -> None:
     if plan.wants(*bulk.WORKLOADS):
         async with ma.local_hosts() as hosts:
             await bulk.run("ours", lambda size: spawn_on(hosts, size), plan)
+    if plan.wants("torn_in_1000"):
+        async with ma.local_hosts() as hosts:
+            group = await spawn_on(hosts, bulk.SUBSCRIBERS)
+            await measure.attempt("ours", plan, "torn_in_1000", "torn reads", lambda: measure_torn(group, plan))
     for name in bulk.TRANSPORTS:
         await measure_transport(name, plan)
 
