@@ -26,7 +26,8 @@ Reading order
 - ``memory``, ``blocks``  addresses, copies; private memory kept warm
 - ``local``  within one process
 - ``cma``, ``arena``, ``staged``  between processes of one machine
-- ``arrivals``, ``stream``, ``bulk_server``  over sockets: chunks, checksums, credit, resuming
+- over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``, ``intake``
+  and ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
 - ``ucx_library``, ``ucx``  one-sided over UCX
 - ``plane``, ``plane_thread``, ``routes``  one process's data plane, and which way it goes to whom
 """
