@@ -25,7 +25,7 @@ Reading order
 - ``transport``  the interface of all transports; runs of bytes
 - ``memory``, ``blocks``  addresses, copies; private memory kept warm
 - ``local``  within one process
-- ``cma``, ``arena``, ``staged``  between processes of one machine
+- ``cma``, ``grant``; ``mapping``, ``arena``, ``stage``, ``staged``  between processes of one machine; ``errands``
 - over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``, ``intake``
   and ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
 - ``ucx_library``, ``ucx``  one-sided over UCX
