@@ -18,7 +18,7 @@ pickler write otherwise, large bytes are in the skeleton again: slower, not wron
 
 import pickle
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -27,6 +27,7 @@ import cloudpickle
 from monarch_async.errors import PicklingError
 from monarch_async.wire import tensor
 from monarch_async.wire.culprit import Part, find_culprit
+from monarch_async.wire.ticket import Ticket, collector
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,18 @@ class Encoded(NamedTuple):
 
     skeleton: bytes
     buffers: list[memoryview]
+
+
+class Ticketed(Encoded):
+    """A value in which something wants to know who receives it; see `monarch_async.wire.ticket`."""
+
+    tickets: Sequence[Ticket] = ()
+
+    def sent_to(self, receivers: Iterable[int], call: int) -> None:
+        """Say that it has been sent to the processes at these addresses, in this call; 0: as an answer to one."""
+        for receiver in receivers:
+            for ticket in self.tickets:
+                ticket.sent(receiver, call)
 
 
 def dumps(value: object, what: str = "value", of: str = "") -> Encoded:
@@ -112,6 +125,23 @@ def loads(skeleton: Buffer, buffers: Sequence[Buffer] = ()) -> object:
         for buffer, must in zip(buffers, must_write, strict=True)
     ]
     return pickle.loads(skeleton, buffers=ready)
+
+
+def loads_shared(skeleton: Buffer, buffers: Sequence[memoryview]) -> object:
+    """Rebuild a value over ``buffers`` as they are, though they are shared with others; what is rebuilt is read-only.
+
+    Except for tensors, which know no such thing: they get the memory writable, so it has to be private to whoever
+    writes (mapped copy-on-write).
+
+    Raises:
+        Exception: whatever rebuilding raises; the caller knows what to call it.
+    """
+    views = [buffer.toreadonly() for buffer in buffers]
+    token = tensor.writable_twins.set({id(view): buffer for view, buffer in zip(views, buffers, strict=True)})
+    try:
+        return pickle.loads(skeleton, buffers=views)
+    finally:
+        tensor.writable_twins.reset(token)
 
 
 def dump_exception(exc: BaseException) -> bytes:
@@ -228,8 +258,18 @@ def _encode(value: object) -> Encoded:
     if type(value) in _SCALARS or _is_plain(value, 3):
         return Encoded(pickle.dumps(value, _PROTOCOL), [])
     skeleton = _Skeleton()
-    _Pickler(skeleton).dump(value)
-    return skeleton.finish()
+    tickets: list[Ticket] = []
+    token = collector.set(tickets)
+    try:
+        _Pickler(skeleton).dump(value)
+    finally:
+        collector.reset(token)
+    encoded = skeleton.finish()
+    if not tickets:
+        return encoded
+    ticketed = Ticketed(*encoded)
+    ticketed.tickets = tickets
+    return ticketed
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -266,7 +306,11 @@ def _bytes_header(chunk: bytes | bytearray) -> tuple[bytes, bytes]:
 
 
 def _explain(error: Exception, parts: list[Part], whole: str, of: str) -> PicklingError:
-    found = find_culprit(parts, lambda value: _Pickler(_Skeleton()).reduction(value)) or _failing(parts)
+    token = collector.set([])  # nobody will be sent this
+    try:
+        found = find_culprit(parts, lambda value: _Pickler(_Skeleton()).reduction(value)) or _failing(parts)
+    finally:
+        collector.reset(token)
     where, why = found or (whole, error)
     return PicklingError(f"{where} of {of}" if of else where, f"{type(why).__name__}: {_text(why)}")
 

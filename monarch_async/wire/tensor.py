@@ -17,6 +17,7 @@ import functools
 import pickle
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
@@ -32,6 +33,9 @@ _ARROW_DTYPES = frozenset(
 )
 _PARAMETER, _REQUIRES_GRAD = 1, 2
 _MOST_HEADERS = 1024
+
+#: By the id of a read-only buffer: the same memory, writable, for tensors alone. See `payload.loads_shared`.
+writable_twins: "ContextVar[dict[int, memoryview] | None]" = ContextVar("monarch_async_writable_twins", default=None)
 
 #: Headers by what they say; making one costs 15 microseconds, and training sends the same few shapes.
 _headers: dict[tuple[object, ...], bytes] = {}
@@ -86,7 +90,7 @@ def restore(header: bytes, buffer: Buffer) -> "torch.Tensor":
     elif 0 in told.shape:
         tensor = torch.empty(told.shape, dtype=told.dtype, device="cpu")
     else:
-        writable = bytearray(buffer) if memoryview(buffer).readonly else buffer
+        writable = _writable(buffer)
         tensor = torch.frombuffer(writable, dtype=told.dtype)
         if tensor.data_ptr() % told.dtype.itemsize:
             tensor = torch.frombuffer(bytearray(buffer), dtype=told.dtype)
@@ -99,6 +103,14 @@ def restore(header: bytes, buffer: Buffer) -> "torch.Tensor":
     if told.is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=told.requires_grad)
     return tensor.requires_grad_() if told.requires_grad else tensor
+
+
+def _writable(buffer: Buffer) -> Buffer:
+    """Return ``buffer``, or where it is read-only its writable twin, or a copy."""
+    if not memoryview(buffer).readonly:
+        return buffer
+    twins = writable_twins.get()
+    return (twins.get(id(buffer)) if twins is not None else None) or bytearray(buffer)
 
 
 def reduce(tensor: "torch.Tensor") -> "tuple[object, ...] | None":
