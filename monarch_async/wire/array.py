@@ -238,6 +238,7 @@ def _torch_name(dtype: "torch.dtype") -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.lru_cache(maxsize=1024)
 def dense_like(place: Strided) -> Strided:
     """Return how a copy of such an array lies in memory of its own: without gaps, its axes in the same order."""
     if place.has_overlaps or 0 in place.shape:

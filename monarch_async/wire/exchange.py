@@ -69,14 +69,14 @@ def reading(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
     for there, here in pairs:
         if not here.is_writable:
             raise BufferMismatch(where, "out is read-only")
-        if here.place.has_overlaps:
-            raise BufferMismatch(where, f"elements of out share memory: its strides are {here.place.strides} bytes")
         exchange.into.append(here)
         if not there.nbytes:
             continue
         if (simple := _simple(there, here)) is not None:
             exchange._add([simple], [here.view()])
             continue
+        if here.place.has_overlaps:
+            raise BufferMismatch(where, f"elements of out share memory: its strides are {here.place.strides} bytes")
         order = there.order()
         ordered, start, extent = there.permuted(order), *there.bounds()
         is_scattered = _is_scattered(ordered)

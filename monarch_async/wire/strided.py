@@ -4,6 +4,7 @@ A *run* is (offset, length). Arrays are described as torch and numpy do it: a sh
 further the next element is. Slicing changes shape, strides and offset, and moves nothing.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -42,9 +43,15 @@ class Strided(NamedTuple):
         """Return (offset, length) of the least run that has every element."""
         if 0 in self.shape:
             return self.offset, 0
-        reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
-        low = sum(step for step in reach if step < 0)
-        return self.offset + low, sum(map(abs, reach)) + self.itemsize
+        low, length = self.offset, self.itemsize
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            reach = (size - 1) * stride
+            if reach < 0:
+                low += reach
+                length -= reach
+            else:
+                length += reach
+        return low, length
 
     def order(self) -> tuple[int, ...]:
         """Return the axes, slowest first."""
@@ -62,9 +69,7 @@ class Strided(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Whether it is one run without gaps, its axes in whatever order."""
-        if 0 in self.shape:
-            return True
-        return self.offset == self.bounds()[0] and not _blocks(self.permuted(self.order()))[1]
+        return _is_dense(self)
 
     @property
     def has_overlaps(self) -> bool:
@@ -145,6 +150,13 @@ def merge(runs: Sequence[Run]) -> list[Run]:
         elif length:
             merged.append((start, length))
     return merged
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_dense(array: Strided) -> bool:
+    if 0 in array.shape:
+        return True
+    return array.offset == array.bounds()[0] and not _blocks(array.permuted(array.order()))[1]
 
 
 def _blocks(array: Strided) -> tuple[int, list[tuple[int, int]]]:
