@@ -19,6 +19,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple, NoReturn
 
 from monarch_async.bulk.endpoint import Endpoint, this_machine
@@ -40,6 +41,7 @@ _PR_SET_PTRACER = 0x59616D61
 _PROOF = struct.Struct(f"={NONCE_BYTES}sQQ")
 _BEFORE, _AFTER = NONCE_BYTES + 8, 8
 
+_READONLY = attrgetter("readonly")
 _GONE = "its process is gone"
 
 #: A piece of memory by address: (address, bytes).
@@ -123,6 +125,7 @@ class Cma:
 
     def read_now(self, region: RemoteRegion, runs: Sequence[Run], into: Sequence[memoryview]) -> None:
         """Read at once, however much it is; on any thread. Raises like `read`."""
+        assert not any(map(_READONLY, into))  # the kernel would not mind
         for here, there, size in self._batches(region, runs, into):
             self._read(region, here, there, size)
 
@@ -130,6 +133,7 @@ class Cma:
         self, region: RemoteRegion, runs: Sequence[Run], into: Sequence[memoryview], progress: Progress
     ) -> None:
         """See `transport.Transport`."""
+        assert not any(map(_READONLY, into))
         for here, there, size in self._batches(region, runs, into):
             self._read(region, here, there, size)
             progress(size)
