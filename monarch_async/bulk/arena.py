@@ -27,8 +27,8 @@ _LARGE = 8 << 20
 _MOST_MAPPINGS, _MOST_MAPPED = 8, 4 << 30
 
 
-def _capacity(size: int) -> int:
-    """Round up to the next of eight steps per power of two: few sizes, little waste."""
+def capacity_of(size: int) -> int:
+    """Return the bytes a segment of ``size`` has: the next of eight steps per power of two: few sizes, little waste."""
     size = max(size, _SMALLEST)
     step = 1 << (size.bit_length() - 4)
     return -(-size // step) * step
@@ -83,7 +83,7 @@ class Arena:
     def take_idle(self, size: int) -> Segment | None:
         """Return a segment that is there already; None where there is none of that size."""
         with self._lock:
-            alike = self._by_capacity.get(_capacity(size))
+            alike = self._by_capacity.get(capacity_of(size))
             if not alike:
                 return None
             segment = self._forget(alike[-1])
@@ -108,7 +108,7 @@ class Arena:
         self._evict(0)
 
     def _make(self, size: int, is_populated: bool) -> Segment:
-        capacity = _capacity(size)
+        capacity = capacity_of(size)
         try:
             fd = os.memfd_create("monarch_async", os.MFD_CLOEXEC)
         except OSError as error:
@@ -226,7 +226,7 @@ def open_segment(
     """
     pid, fd, inode, size = token
     path = f"/proc/{pid}/fd/{fd}"
-    capacity = _capacity(size)
+    capacity = capacity_of(size)
     what = f"shared memory of process {pid}"
     try:
         if not _is_there(path, inode, capacity):  # looked at before it is opened: it may be anything by now
