@@ -23,11 +23,9 @@ class Config:
     max_frame: int = 16 << 20  #: largest frame accepted after the handshake
     chunk: int = 1 << 20  #: payload bytes per chunk frame
     large: int = 256 << 10  #: a message with more payload than this travels in chunks
-    #: Receivers on one machine read large payloads from the sender's memory. Who sends some there allows processes of
-    #: the same user to read all of its memory from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
-    same_host_reads: bool = True
     #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp. One alone is
-    #: forced; none at all leaves tensors inside the messages, in chunks.
+    #: forced; none at all leaves tensors inside the messages, in chunks. With cma a process that offers its memory
+    #: allows processes of the same user to read all of it from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
     transports: str = "local,cma,memfd,tcp"
     bulk_chunk: int = 4 << 20  #: bytes per chunk on the data plane
     bulk_window: int = 32 << 20  #: bytes a sender may be ahead of its receiver, per transfer

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 #: A copy of up to this size takes less time than giving up the interpreter's lock for it may.
 _SMALL = 64 << 10
 
+#: Where parts of one stretch of memory may begin: tensors want that, and caches.
+_ALIGNMENT = 64
+
 
 class _Buffer(ctypes.Structure):
     """CPython's Py_buffer, which says where read-only memory is; nothing else in the library does."""
@@ -71,3 +74,12 @@ def pair(
 def flat(view: memoryview) -> memoryview:
     """Return contiguous memory as a flat view of bytes."""
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where parts of these sizes begin when they lie in one stretch of memory, aligned, and its length."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end

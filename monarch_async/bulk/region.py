@@ -42,6 +42,7 @@ class RemoteRegion:
     is_writable: bool
     rkeys: tuple[bytes, ...] = ()  #: for UCX, one for each span, and one for the beacon page of the word
     what: str = "registered memory"  #: for errors
+    device: str = ""  #: such as "cuda:0", where the spans are in that device's memory; see `device`
 
     @property
     def size(self) -> int:
@@ -50,7 +51,7 @@ class RemoteRegion:
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        fields = (self.id, self.stamp, self.word_at, self.spans, self.is_writable, self.rkeys, self.what)
+        fields = (self.id, self.stamp, self.word_at, self.spans, self.is_writable, self.rkeys, self.what, self.device)
         return msgpack.packb((self.endpoint.pack(), *fields))
 
     @staticmethod

@@ -13,9 +13,11 @@ from typing import Any
 
 import msgpack
 
+from monarch_async.bulk.endpoint import cluster_id
 from monarch_async.config import Config
+from monarch_async.control.refusal import as_refusal
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed, Error, HostLost, Lost, WireError
+from monarch_async.errors import Closed, HostLost, Lost, WireError
 from monarch_async.ids import address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
@@ -75,8 +77,8 @@ class Requests:
 
 async def _answer(call: "Call[bytes]") -> Any:
     answer = msgpack.unpackb(await call, strict_map_key=False)
-    if isinstance(answer, dict) and "error" in answer:
-        raise Error(answer["error"])
+    if (error := as_refusal(answer)) is not None:
+        raise error
     return answer
 
 
@@ -118,6 +120,8 @@ class Controller:
             await session.aclose()
             raise ValueError(f"{url} and {self.hosts[host.id].url} are the same host agent")
         self._sessions[host.id] = session
+        if not self.hosts:
+            self.router.plane.identify(cluster_id(token), self.address, self.name, session.local_host)
         self.hosts[host.id] = host
         self.router.add_uplink(host.id, session.connection)
         return host
@@ -153,6 +157,7 @@ class Controller:
         self._tick_handle.cancel()
         await self.router.direct.aclose()
         self.router.close(Closed(self.name, "it has left its hosts"))
+        await self.router.plane.aclose()
         for host in list(self.hosts.values()):
             await self.leave(host)
 

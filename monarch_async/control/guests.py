@@ -20,6 +20,7 @@ import msgpack
 from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused, LinkBroken
 from monarch_async.transport.connection import Connection, Consumer
+from monarch_async.transport.dial import own_host
 from monarch_async.wire.auth import Agreed
 from monarch_async.wire.link import Link
 
@@ -29,11 +30,12 @@ log = logging.getLogger("monarch_async.agent")
 class Guest:
     """One that dialled in; ``role`` is client, agent or observer."""
 
-    __slots__ = ("connection", "heard_at", "role", "session")
+    __slots__ = ("came_to", "connection", "heard_at", "role", "session")
 
-    def __init__(self, session: bytes, connection: Connection, role: str, now: float) -> None:
-        """It has just been heard."""
+    def __init__(self, session: bytes, connection: Connection, role: str, now: float, came_to: str = "") -> None:
+        """It has just been heard. ``came_to``: the address of this machine that it dialled; empty for a unix socket."""
         self.session, self.connection, self.role, self.heard_at = session, connection, role, now
+        self.came_to = came_to
 
     def facts(self) -> tuple[str, str, bool, int]:
         """Return name, role, whether it is connected, and address: what the status shows."""
@@ -103,7 +105,7 @@ class Guests:
         sock = wire.get_extra_info("socket")
         link = None if sock is not None and sock.family == socket.AF_UNIX else Link(peer=who["name"])
         connection = Connection(self._consumer, who["name"], who["address"], link, self._config.max_frame)
-        guest = Guest(who["session"], connection, who["role"], self._clock())
+        guest = Guest(who["session"], connection, who["role"], self._clock(), own_host(wire))
         self._guests[guest.session] = guest
         log.info("%s joined (%s)", connection.name, guest.role)
         self._on_joined(guest)

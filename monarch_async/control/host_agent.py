@@ -9,6 +9,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     peers [{host id: [name, url]}]     where the other agents are
     leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
+    store [operation, id, ...]         shared objects: see `host_store`
 
 It is made of parts that know nothing of each other: `relay.Relay` (routes), `guests.Guests` (who dialled in),
 `peers.Peers` (whom it dials), `workers.Workers`. When the agent ends, however it ends, its procs and everything they
@@ -25,14 +26,18 @@ from typing import Any
 
 import msgpack
 
+from monarch_async.bulk.endpoint import cluster_id
+from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.control.guests import Guest, Guests
+from monarch_async.control.host_store import HostStore
+from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
 from monarch_async.control.relay import Relay
 from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
-from monarch_async.errors import Closed, SpawnFailed
-from monarch_async.ids import address, agent_of, host_of, proc_of, random_id32
+from monarch_async.errors import Closed, Error, HostLost, SpawnFailed
+from monarch_async.ids import AGENT, address, agent_of, host_of, proc_of, random_id32
 from monarch_async.runtime.proc import boot_time, resident_bytes
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CALL, CANCEL, CAST, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
@@ -55,13 +60,17 @@ class HostAgent:
         self._loop = asyncio.get_running_loop()
         clock = time.monotonic if is_lifelined else boot_time
         self.relay = Relay(self.host, self)
-        self.workers = Workers(self.relay, name, config, is_lifelined)
+        cluster = cluster_id(token)
+        self.plane = DataPlane(config)
+        self.plane.identify(cluster, self.address, f"the agent of {name}", "")
+        self.workers = Workers(self.relay, name, cluster, config, is_lifelined)
         self.guests = Guests(self.relay, name, self.address, config, clock, self._joined, self._expired)
         self._peers = Peers(self.relay, name, self.address, token, config, self._peer_lost)
         self.relay.find_peer = self._peers.find
         self._tasks: set[asyncio.Task[None]] = set()
-        self._status_waits: dict[int, asyncio.Future[Any]] = {}
-        self._last_call = 0
+        self.inquiries = Inquiries(self.address, self._find)
+        self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
+        self.workers.on_gone = self.store.gone
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
 
     def _tick(self) -> None:
@@ -71,9 +80,23 @@ class HostAgent:
         self._peers.tick()
         self.workers.renew_leases()
 
+    def _find(self, dst: int) -> Connection | None:
+        """Return the way of this agent's own requests: always the same one to one host, so that they come in order."""
+        if host_of(dst) == self.host:
+            return self.relay.find(dst)
+        return self._peers.find(host_of(dst)) or self.relay.find(dst)
+
+    def is_near(self, address: int) -> bool:
+        """Return whether a proc or client is on this machine, as far as its connection shows."""
+        route = self.relay.routes.get(address)
+        return route is not None and route.address == address and route.link is None
+
     # -- guests ----------------------------------------------------------------------------------------------------
 
     def _joined(self, guest: Guest) -> None:
+        if guest.came_to:
+            self.workers.bulk_host = guest.came_to
+            self.plane.reach_by(guest.came_to)
         self.relay.routes[guest.connection.address] = guest.connection
 
     def _expired(self, guest: Guest, why: str) -> None:
@@ -87,7 +110,10 @@ class HostAgent:
         for other in self.relay.forget(client.address):
             self.workers.send_exit(other, gone)
         self.relay.forget_connection(client)
+        self.store.gone(client.address, may_live=True)
         self._peers.lose(host_of(client.address), f"its agent, our guest, is gone: {why}")
+        if guest.role == "agent":
+            self._host_lost(client.address, HostLost(client.name, why))
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """A socket broke (`relay.Desk`)."""
@@ -113,6 +139,11 @@ class HostAgent:
                 self.workers.send_exit(other, exit)
         self.relay.forget_connection(connection)
         self.guests.leave(connection.address, f"its host was given up: {reason}")
+        self._host_lost(address(host, AGENT), HostLost(name, reason))
+
+    def _host_lost(self, agent: int, error: HostLost) -> None:
+        self.inquiries.lose(agent, error)
+        self.store.host_lost(agent)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -123,7 +154,7 @@ class HostAgent:
             self._perform(src, call, operation, arguments)
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             log.warning("bad request from %s: %r", connection.name, error)
-            self._answer(src, call, {"error": f"bad request: {error!r}"})
+            self.answer(src, call, {"error": f"bad request: {error!r}"})
 
     def _perform(self, src: int, call: int, operation: str, arguments: list[Any]) -> None:
         match operation:
@@ -133,7 +164,7 @@ class HostAgent:
                 self.guests.leave(src)
             case "spawn":
                 specs, preload, sys_path = arguments
-                self.workers.spawn(src, specs, tuple(preload), sys_path, lambda value: self._answer(src, call, value))
+                self.workers.spawn(src, specs, tuple(preload), sys_path, lambda value: self.answer(src, call, value))
             case "warm":
                 self._start_task(self._warm(*arguments))
             case "stop":
@@ -141,14 +172,16 @@ class HostAgent:
             case "kill":
                 ids, signo, by = arguments
                 self.workers.kill(self.workers.find(ids), signo, by)
-                self._answer(src, call, None)
+                self.answer(src, call, None)
             case "peers":
                 self._peers.learn(*arguments)
-                self._answer(src, call, None)
+                self.answer(src, call, None)
+            case "store":
+                self.store.take(src, call, *arguments)
             case "status":
                 self._start_task(self._status(src, call))
             case _:
-                self._answer(src, call, {"error": f"unknown request {operation!r}"})
+                self.answer(src, call, {"error": f"unknown request {operation!r}"})
 
     async def _warm(self, preload: list[str], sys_path: list[str]) -> None:
         with contextlib.suppress(SpawnFailed, Closed):  # who spawns is told
@@ -156,9 +189,10 @@ class HostAgent:
 
     async def _stop(self, src: int, call: int, ids: list[int], reason: str, grace: float) -> None:
         await self.workers.stop(ids, reason, grace)
-        self._answer(src, call, None)
+        self.answer(src, call, None)
 
-    def _answer(self, dst: int, call: int, value: object) -> None:
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """Answer a request, where one is wanted and who asked is still to be found."""
         route = self.relay.find(dst)
         if route is not None and call:
             route.send(pack_frame(REPLY, MSGPACK, dst, self.address, call, 0, b"", msgpack.packb(value)))
@@ -189,15 +223,13 @@ class HostAgent:
 
     def take_reply(self, call: int, payload: bytes) -> None:
         """A proc answers the agent itself."""
-        answer = self._status_waits.get(call)
-        if answer is not None and not answer.done():
-            answer.set_result(msgpack.unpackb(payload))
+        self.inquiries.take(call, payload)
 
     # -- introspection ---------------------------------------------------------------------------------------------
 
     async def _status(self, src: int, call: int) -> None:
         rows = await asyncio.gather(*[self._status_of(worker) for worker in self.workers.living()])
-        self._answer(
+        self.answer(
             src,
             call,
             {
@@ -208,6 +240,7 @@ class HostAgent:
                 "cpus": os.cpu_count(),
                 "guests": [guest.facts() for guest in self.guests],
                 "procs": rows,
+                "store": self.store.facts(),
             },
         )
 
@@ -221,17 +254,12 @@ class HostAgent:
             "state": "up" if worker.is_up else "starting",
             "rss": resident_bytes(worker.pid) if worker.pid else 0,
         }
-        self._last_call = call = self._last_call + 1
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._status_waits[call] = answer
-        self.workers.ask(worker, call, "status")
+        asked = self.inquiries.ask(worker.address, "status")
         try:
             async with asyncio.timeout(_STATUS_PATIENCE):
-                row.update(await answer)
-        except TimeoutError:
+                row.update(await asked)
+        except (TimeoutError, Error):
             row["state"] = "blocked" if worker.is_up else "starting"
-        finally:
-            del self._status_waits[call]
         return row
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -242,6 +270,8 @@ class HostAgent:
         await self.workers.aclose()
         await self._peers.aclose()
         self.guests.close()
+        await self.store.aclose()
+        await self.plane.aclose()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

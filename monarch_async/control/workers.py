@@ -34,15 +34,18 @@ _LAST_WORDS = 0.05
 class Workers:
     """Workers by proc id. They talk through ``relay``; the nursery starts and ends them."""
 
-    def __init__(self, relay: Relay, name: str, config: Config, is_lifelined: bool) -> None:
-        """``name`` is the host's."""
-        self._relay, self._name, self._config, self._is_lifelined = relay, name, config, is_lifelined
+    def __init__(self, relay: Relay, name: str, cluster: bytes, config: Config, is_lifelined: bool) -> None:
+        """``name`` is the host's; ``cluster`` as in `bulk.endpoint.cluster_id`."""
+        self._relay, self._name, self._cluster, self._config = relay, name, cluster, config
+        self._is_lifelined = is_lifelined
+        self.bulk_host = ""  #: what other machines reach this one by
         self._loop = asyncio.get_running_loop()
         self.nursery = Nursery(self._started, self._refused, self._exited, config.stop_grace, name)
         self._living: dict[int, Worker] = {}
         self._exits: dict[int, tuple[int, Exit]] = {}  # with their client
         self._connecting: set[asyncio.Task[None]] = set()
         self._oom_kills = oom_kills()
+        self.on_gone: Callable[[int], None] = lambda _: None  #: told the address of each that has ended
         self.open_files: int | None = None  #: the soft limit that workers get; None: this process's own
 
     def living(self) -> list[Worker]:
@@ -80,6 +83,8 @@ class Workers:
             "host": self._name,
             "config": {name: getattr(self._config, name) for name in Config.__slots__},
             "is_lifelined": self._is_lifelined,
+            "cluster": self._cluster,
+            "bulk_host": self.bulk_host,
             "is_root_near": to_root is not None and to_root.link is None,  # by a unix socket
             "sys_path": sys_path,
             "nofile": self.open_files,
@@ -185,6 +190,7 @@ class Workers:
             if route is not None:
                 self.send_exit(route, exit, worker.owner_actor if known == worker.owner else 0, known)
         self.kill_owned_by(worker.address)
+        self.on_gone(worker.address)
 
     def send_exit(self, connection: Connection, exit: Exit, owner_actor: int = 0, dst: int | None = None) -> None:
         """Tell who is at the other end, or ``dst`` behind it."""

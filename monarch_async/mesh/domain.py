@@ -15,7 +15,8 @@ from monarch_async.control.controller import Host, ProcIds, Requests
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Lost, MeshError
-from monarch_async.ids import host_of
+from monarch_async.ids import agent_of, host_of
+from monarch_async.mesh.holdings import Holdings
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.report import load_report
 from monarch_async.runtime.router import Router, activate
@@ -23,6 +24,7 @@ from monarch_async.runtime.router import Router, activate
 if TYPE_CHECKING:
     from monarch_async.mesh.actor_mesh import ActorGroup
     from monarch_async.mesh.proc_mesh import Allocation
+    from monarch_async.mesh.registration import Registration
 
 
 #: How many deaths are remembered. A call that reports one has been told of it by then, or nobody looks for so long.
@@ -50,10 +52,12 @@ class Domain:
         self.proc_ids = ProcIds()
         self.allocations: dict[int, Allocation] = {}  #: by proc address
         self.groups: dict[int, ActorGroup] = {}  #: by actor id
+        self.registrations: dict[int, Registration] = {}  #: by the id of the region
         self.lost_hosts: set[int] = set()
+        self.holdings = Holdings(router, self.requests, self.store_agent)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deaths: dict[tuple[object, ...], Outcome] = {}  # by the facts of the death
-        router.on_unseen = self.unseen
+        router.failures.on_unseen = self.unseen
 
     # -- what differs ----------------------------------------------------------------------------------------------
 
@@ -81,7 +85,15 @@ class Domain:
         """A call of actors that were not spawned from here failed and nobody looked: who called fails."""
         raise NotImplementedError
 
+    def store_agent(self, home: int) -> int:
+        """Return the agent to ask about shared objects of this home; 0: about new ones. May raise Closed."""
+        return agent_of(self.router.address)
+
     # -- what is the same ------------------------------------------------------------------------------------------
+
+    def name_of(self, agent: int) -> str:
+        """Return the name of the host of an agent."""
+        return next((host.name for host in self.hosts if host.id == host_of(agent)), f"{host_of(agent):08x}")
 
     def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run ``work`` in a task that ends with the domain."""
@@ -184,6 +196,7 @@ class Domain:
         groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
         stops = [group.stop(group.members) for group in groups]
         stops += [allocation.stop(allocation.addresses, reason) for allocation in allocations.values()]
+        stops += [registered.close() for registered in list(self.registrations.values()) if registered.owner is owner]
         await asyncio.gather(*stops, return_exceptions=True)  # where a host is gone, so is what was there
 
 

@@ -25,9 +25,9 @@ from monarch_async.runtime.call import Broadcast, Call, MeshCall
 from monarch_async.runtime.context import current_context
 from monarch_async.runtime.path import Path
 from monarch_async.runtime.router import Router
-from monarch_async.wire.frame import EAGER, GATHERED, STREAMED, WANTS_REPLY
+from monarch_async.wire.frame import EAGER, GATHERED, SHARES, STREAMED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
-from monarch_async.wire.payload import Encoded, dumps_call
+from monarch_async.wire.payload import Encoded, Ticketed, dumps_call
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,8 +41,11 @@ R = TypeVar("R")
 class _Caller:
     """What both kinds of endpoint share: checking and pickling arguments, control fields."""
 
-    def __init__(self, mesh: "ActorMesh", spec: EndpointSpec, first_error: bool = False) -> None:
-        self._mesh, self._spec, self._first_error = mesh, spec, first_error
+    def __init__(
+        self, mesh: "ActorMesh", spec: EndpointSpec, first_error: bool = False, readonly: bool = False
+    ) -> None:
+        self._mesh, self._spec, self._first_error, self._readonly = mesh, spec, first_error, readonly
+        self._shares = SHARES if readonly else 0
         self._least, self._most = spec.positional
         self._fields = CallFields(spec.name)
         self._control = pack_call_fields(self._fields)
@@ -76,7 +79,9 @@ class _Caller:
         router = self._router
         call: Call[Any] = Call(router, self._what, path)
         call.id = router.register(call)
-        call.nbytes = router.post(path, WANTS_REPLY, fields, control, encoded, call.id)
+        call.nbytes = router.post(path, WANTS_REPLY | self._shares, fields, control, encoded, call.id)
+        if type(encoded) is Ticketed:
+            encoded.sent_to((path.dst,), call.id)
         return call
 
     def _least_loaded(self) -> int:
@@ -103,9 +108,17 @@ class Endpoint(_Caller, Generic[P, R]):
         """Refuse: a mesh wants an adverb. (Inside its own actor an endpoint is called as a plain method.)"""
         raise BadCall(self._what, "say how: .call, .call_one, .choose, .stream or .broadcast")
 
-    def options(self, *, first_error: bool) -> "Endpoint[P, R]":
-        """Return the endpoint with ``call`` failing at the first error, cancelling the others, or gathering all."""
-        return Endpoint(self._mesh, self._spec, first_error)
+    def options(self, *, first_error: bool | None = None, readonly: bool | None = None) -> "Endpoint[P, R]":
+        """Return the endpoint with other options; those not given stay as they are.
+
+        Args:
+            first_error: ``call`` fails at the first error and cancels the other members, instead of gathering all.
+            readonly: nobody is going to change the tensors of arguments and results: from 1 MiB on they are not copied
+                for each receiver of a machine, who all look at the same pages. (Who changes one all the same gets pages
+                of its own as it writes, and nobody else sees it.)
+        """
+        first_error = self._first_error if first_error is None else first_error
+        return Endpoint(self._mesh, self._spec, first_error, self._readonly if readonly is None else readonly)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[ValueMesh[R]]":
         """Call every member. The future's result is the `ValueMesh` of all results.
@@ -150,7 +163,7 @@ class Endpoint(_Caller, Generic[P, R]):
         router, paths = self._router, self._paths
         call = Broadcast(router, self._what, paths, self._mesh.region.rank_of)
         call.id = router.register(call)
-        call.nbytes = self._send(paths, 0, self._fields, self._control, encoded, call.id)
+        call.nbytes = self._send(paths, self._shares, self._fields, self._control, encoded, call.id)
         return call
 
     def _cast(self, args: Any, kwargs: Any, stream: "ResultSource[R] | None") -> MeshCall[Any]:
@@ -160,7 +173,7 @@ class Endpoint(_Caller, Generic[P, R]):
         build = functools.partial(ValueMesh, mesh.extent)
         call: MeshCall[Any] = MeshCall(router, self._what, paths, mesh.region.rank_of, build, self._first_error)
         call.id = router.register(call)
-        flags = WANTS_REPLY
+        flags = WANTS_REPLY | self._shares
         if stream is not None:
             call.on_each = stream.push
             flags |= EAGER
@@ -170,6 +183,8 @@ class Endpoint(_Caller, Generic[P, R]):
     def _send(
         self, paths: Sequence[Path], flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int
     ) -> int:
+        if type(encoded) is Ticketed:
+            encoded.sent_to([path.dst for path in paths], call)
         if len(paths) == 1:
             return self._router.post(paths[0], flags, fields, control, encoded, call)
         if not flags & EAGER:
@@ -183,6 +198,10 @@ class StreamEndpoint(_Caller, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Refuse: a mesh wants an adverb."""
         raise BadCall(self._what, "it is an async generator: say .stream or .stream_one")
+
+    def options(self, *, readonly: bool) -> "StreamEndpoint[P, R]":
+        """Return the endpoint with other options; see `Endpoint.options`."""
+        return StreamEndpoint(self._mesh, self._spec, readonly=readonly)
 
     def stream_one(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call the only member; iterate over the items it yields. Raises ExtentError where there are several.
@@ -227,6 +246,8 @@ class StreamEndpoint(_Caller, Generic[P, R]):
         fields = fields._replace(credit=(config.stream_items, config.stream_bytes))
         stream: ItemSource[Any] = ItemSource(router, self._what, path)
         stream.id = router.register(stream)
-        flags = WANTS_REPLY | STREAMED
+        flags = WANTS_REPLY | STREAMED | self._shares
         stream.nbytes = router.post(path, flags, fields, pack_call_fields(fields), encoded, stream.id)
+        if type(encoded) is Ticketed:
+            encoded.sent_to((path.dst,), stream.id)
         return stream

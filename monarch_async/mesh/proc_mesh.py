@@ -74,7 +74,7 @@ class Allocation:
 
     def _report_if_unseen(self, error: BaseException) -> None:
         if not self._is_awaited:
-            self.domain.router.report_unseen(Unseen(error, f"spawn of {self.name}"))
+            self.domain.router.failures.report(Unseen(error, f"spawn of {self.name}"))
 
     async def wait_ready(self) -> None:
         """Wait until every proc is up. Raises SpawnFailed."""

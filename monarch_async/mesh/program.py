@@ -6,6 +6,8 @@ import contextlib
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
 from monarch_async.control.supervision import Failure
+from monarch_async.errors import Closed
+from monarch_async.ids import AGENT, address, host_of
 from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.scope import Scope, current_scope
@@ -31,6 +33,14 @@ class Program(Domain):
     def config(self) -> Config:
         """The settings of this program."""
         return self.controller.config
+
+    def store_agent(self, home: int) -> int:
+        """Return the home itself where it is on this machine, or no host is; else the first host that is."""
+        living = [host for host in self.hosts if host.id in self.controller.hosts]
+        near = [host for host in living if self.router.outgoing.is_near(host.id)] or living
+        if not near:
+            raise Closed("this program", "all its hosts are gone")
+        return address(next((host.id for host in near if host.id == host_of(home)), near[0].id), AGENT)
 
     def owner_actor(self) -> int:
         """The client is no actor."""
@@ -61,7 +71,8 @@ class Program(Domain):
 
     async def aclose(self) -> None:
         """End what this program spawned, then its sessions."""
-        self.router.report_all_unseen()
+        self.holdings.close()
+        self.router.failures.report_all()
         await asyncio.sleep(0)  # the reports are on their way
         await self.cancel_tasks()
         stops = [

@@ -28,7 +28,7 @@ Reading order
 - ``birth.py``, ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``, ``ending.py``  one actor: how it
   comes to be, its mailbox, calls, thread, streams, how it ends
 - ``proc.py``, ``context.py``  a worker from the inside, and ``context()``
-- ``report.py``  exceptions as bytes
-- ``outgoing.py``, ``transfer.py``, ``same_host.py``, ``reader.py``  large payloads, beside the other messages
+- ``report.py``, ``failures.py``  exceptions as bytes; those at which nobody has looked
+- ``outgoing.py``, ``taker.py``, ``receipts.py``  large payloads, over the data plane; ``transfer.py``  or in chunks
 - ``watchdog.py``  who blocks the loop
 """

@@ -12,8 +12,8 @@ from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router
 from monarch_async.transport.connection import Connection
-from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, STREAMED, WANTS_REPLY
-from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+from monarch_async.wire.frame import CANCELLED, EAGER, FAILED, GATHERED, SHARES, STREAMED, WANTS_REPLY
+from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps, loads
 
 NOTHING = dumps(None)
 
@@ -78,13 +78,13 @@ class Request:
 
     def take_arguments(self, actor: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Unpickle the arguments, once. What that raises says for which call of ``actor`` they were."""
-        skeleton, buffers = self.skeleton, self.buffers
-        self.skeleton, self.buffers = b"", ()
         try:
-            return loads(skeleton, buffers)  # type: ignore[return-value]
+            return loads(self.skeleton, self.buffers)  # type: ignore[return-value]
         except Exception as error:
             error.add_note(f"raised while unpickling the arguments of {actor}.{self.endpoint}")
             raise
+        finally:  # not before: references in there are on their way until then
+            self.skeleton, self.buffers = b"", ()
 
 
 class Answers:
@@ -101,23 +101,30 @@ class Answers:
     def encode(self, request: Request, value: object) -> Encoded:
         """Pickle a result or an item. What this raises goes to `raised`."""
         try:
-            return dumps(value, "result", of=f"{self._label}.{request.endpoint}")
+            encoded = dumps(value, "result", of=f"{self._label}.{request.endpoint}")
         except PicklingError as error:
             raise _Unsendable(error) from None
+        if type(encoded) is Ticketed:
+            encoded.sent_to((request.src,), 0)
+        return encoded
 
     def value(self, request: Request, value: object) -> None:
         """The endpoint has returned."""
         if request.flags & WANTS_REPLY:
             try:
                 encoded = self.encode(request, value)
-                self._router.reply(request.src, request.call, self._rank, request.flags & _KEPT, encoded, request.via)
+                shares = request.flags & SHARES > 0
+                kept = request.flags & _KEPT
+                self._router.reply(request.src, request.call, self._rank, kept, encoded, request.via, shares)
             except Exception as error:  # also of sending it: the caller is not to wait for what cannot come
                 self.raised(request, error)
 
     def prepare(self, request: Request, value: object) -> Encoded | Parcel:
         """Pickle a result that is sent later: the next call may change it as soon as this has returned."""
         encoded = self.encode(request, value)
-        return self._router.outgoing.parcel(encoded) if encoded.buffers else encoded
+        if not encoded.buffers:
+            return encoded
+        return self._router.outgoing.parcel(encoded, shares=request.flags & SHARES > 0)
 
     def prepared(self, request: Request, ready: Encoded | Parcel) -> None:
         """The endpoint has returned, and its result is ready."""
@@ -129,7 +136,8 @@ class Answers:
     def item(self, request: Request, item: object) -> int:
         """A generator has yielded; return the size sent."""
         encoded = self.encode(request, item)
-        return self._router.reply(request.src, request.call, self._rank, STREAMED, encoded, request.via)
+        shares = request.flags & SHARES > 0
+        return self._router.reply(request.src, request.call, self._rank, STREAMED, encoded, request.via, shares)
 
     def raised(self, request: Request, error: BaseException) -> None:
         """The endpoint has raised."""

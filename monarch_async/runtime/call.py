@@ -99,7 +99,7 @@ class RemoteFuture(asyncio.Future[T]):
     def fail(self, error: BaseException) -> None:
         """End with ``error``. One that nobody awaits and nobody looks at within `UNSEEN` seconds is reported."""
         self.set_exception(error)
-        self.router.note_failure(self, error)
+        self.router.failures.note(self, error)
         if not self._callbacks:  # type: ignore[attr-defined]
             reference: weakref.ref[RemoteFuture[Any]] = weakref.ref(self)
             self.router.loop.call_later(UNSEEN, _check_seen, reference)
@@ -119,7 +119,7 @@ class RemoteFuture(asyncio.Future[T]):
             self._log_traceback = False
             error = self.exception()
             if error is not None:
-                self.router.report_unseen(Unseen(error, self.what, self.actor, self.caller))
+                self.router.failures.report(Unseen(error, self.what, self.actor, self.caller))
 
     __del__ = report_if_unseen
 
@@ -348,7 +348,7 @@ class Start(MeshCall[None]):
     __slots__ = ()
 
     def report_if_unseen(self) -> None:
-        if self._log_traceback and self.actor in self.router.failed_starts:  # type: ignore[attr-defined]
+        if self._log_traceback and self.actor in self.router.failures.starts:  # type: ignore[attr-defined]
             self._log_traceback = False
         super().report_if_unseen()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from monarch_async.bulk.blocks import BlockPool
 from monarch_async.errors import BadFrame
-from monarch_async.runtime.reader import Reader
+from monarch_async.runtime.taker import Taker
 from monarch_async.runtime.transfer import Inbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CHUNKED
@@ -49,12 +49,19 @@ _Queue = deque[Callable[[], None] | Inbound]
 class Delivery:
     """The incoming side of a router. ``targets`` by id; ``on_missing`` takes calls to what is not there."""
 
-    def __init__(self, pool: BlockPool, reader: Reader, acknowledge: Callable[[int, int, int | None], None]) -> None:
-        """Large payloads are received into memory of ``pool``.
+    def __init__(
+        self,
+        pool: BlockPool,
+        taker: Taker,
+        acknowledge: Callable[[int, int, int | None, Connection | None], None],
+        released: Callable[[int, int], None],
+    ) -> None:
+        """Large payloads are received into memory of ``pool``, or by ``taker``.
 
-        ``acknowledge(src, transfer, received)`` tells the sender; None for received asks for chunks.
+        ``acknowledge(src, transfer, received, via)`` tells the sender; None for received asks for chunks.
+        ``released(src, transfer)`` is called, on any thread, when nobody looks any more at a segment the sender lent.
         """
-        self._pool, self._reader, self._acknowledge = pool, reader, acknowledge
+        self._pool, self._taker, self._acknowledge, self._released = pool, taker, acknowledge, released
         self.targets: dict[int, Target] = {}
         self.on_missing: Missing = lambda *_: None
         #: Takes (sender, target, call) of a call given up whose target is not there.
@@ -173,15 +180,25 @@ class Delivery:
     def _receive(self, src: int, transfer: int, inbound: Inbound, memory: list[object] | None) -> None:
         self._inbound[(src, transfer)] = inbound
         if memory is not None:
-            self._reader.read(memory, inbound.views, lambda is_read: self._have_read(src, transfer, inbound, is_read))
+            via = self.arriving
+            self._taker.take(
+                memory,
+                inbound.sizes,
+                lambda: self._released(src, transfer),
+                lambda views: self._have_taken(src, transfer, inbound, views, via),
+            )
 
-    def _have_read(self, src: int, transfer: int, inbound: Inbound, is_read: bool) -> None:
+    def _have_taken(
+        self, src: int, transfer: int, inbound: Inbound, views: list[memoryview] | None, via: Connection | None
+    ) -> None:
         if self._inbound.get((src, transfer)) is not inbound:
             return  # its sender was reported dead in between
-        if is_read:
-            del self._inbound[(src, transfer)]
-            inbound.finish()
-        self._acknowledge(src, transfer, inbound.size if is_read else None)
+        if views is None:
+            self._acknowledge(src, transfer, None, via)
+            return
+        del self._inbound[(src, transfer)]
+        self._acknowledge(src, transfer, inbound.size, via)
+        inbound.finish(views)
 
     def take_chunk(self, src: int, transfer: int, offset: int, pieces: Sequence[memoryview | bytes]) -> None:
         """Take one chunk."""
@@ -193,7 +210,7 @@ class Delivery:
             del self._inbound[(src, transfer)]
             inbound.finish()
         if is_due:
-            self._acknowledge(src, transfer, inbound.received)
+            self._acknowledge(src, transfer, inbound.received, self.arriving)
 
     def lose(self, gone: Callable[[int], bool]) -> None:
         """Senders are gone: forget what they were sending; what waits behind it is from others, or complete."""
@@ -208,7 +225,7 @@ class Delivery:
         """Forget everything."""
         self._inbound.clear()
         self.held.clear()
-        self._reader.close()
+        self._taker.close()
 
 
 def of_stream(call: int) -> int:

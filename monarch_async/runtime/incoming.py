@@ -24,6 +24,7 @@ from monarch_async.wire.frame import (
     HEADER_SIZE,
     LONG_CONTROL,
     PING,
+    RELEASED,
     REPLY,
     STREAMED,
     long_control,
@@ -152,6 +153,8 @@ class Incoming:
         if flags & CHUNKED:
             if flags & FAILED:
                 self._router.outgoing.refused(target)
+            elif flags & RELEASED:
+                self._router.outgoing.released(target)
             else:
                 self._router.outgoing.received(target, call)
             return

@@ -326,6 +326,7 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     info = ProcInfo(me, spec["mesh"], spec["rank"], extent.point(spec["rank"]), spec["host"], os.getpid())
     config = Config(**spec["config"])
     router = Router(me, config, f"proc {info}")
+    router.plane.identify(spec["cluster"], me, f"{info} on {info.host}", spec["bulk_host"])
     connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame)
     router.add_uplink(host_of(me), connection)
     proc = Proc(router, info, spec["root"], time.monotonic if spec["is_lifelined"] else boot_time)
@@ -337,4 +338,5 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     finally:
         await router.direct.aclose()
         proc.close()
+        await router.plane.aclose()
         connection.close()

@@ -12,31 +12,32 @@ Hot path: `post`, `cast`, `reply`, and `incoming`. No task, closure or log recor
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import current_thread, get_ident
 from typing import Any
-from weakref import WeakSet
 
 from monarch_async.bulk.blocks import BlockPool
+from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.errors import Backpressure, BadCall, Closed, Lost
 from monarch_async.ids import format_address, host_of
-from monarch_async.runtime.call import Pending, RemoteFuture, Start, Unseen, tells_of_a_start
+from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.delivery import SEND, Delivery
 from monarch_async.runtime.direct import DIRECT, FEW, PATIENCE, RELAYED, Direct
+from monarch_async.runtime.failures import Failures
 from monarch_async.runtime.incoming import Incoming
 from monarch_async.runtime.members import Members
 from monarch_async.runtime.outgoing import Outgoing, Parcel
 from monarch_async.runtime.path import Path
-from monarch_async.runtime.reader import Reader
+from monarch_async.runtime.receipts import Receipts
 from monarch_async.runtime.report import pack_error
+from monarch_async.runtime.taker import Taker
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,
     CANCEL,
-    CHUNKED,
     CONTROL,
-    CREDIT,
     EAGER,
     FAILED,
     GATHERED,
@@ -44,6 +45,7 @@ from monarch_async.wire.frame import (
     HEADER_SIZE,
     LONG_CONTROL,
     REPLY,
+    SHARES,
     U64,
     pack_cast,
     pack_frame,
@@ -53,6 +55,7 @@ from monarch_async.wire.message import NO_FIELDS, CallFields
 from monarch_async.wire.payload import Buffer, Encoded
 
 log = logging.getLogger("monarch_async")
+
 
 class Router:
     """See the module. ``address`` is this process's own."""
@@ -64,7 +67,10 @@ class Router:
         self._thread = get_ident()
         self.pending: dict[int, Pending] = {}
         self.pool = BlockPool()
-        self.delivery = Delivery(self.pool, Reader(self.loop), self._acknowledge)
+        self.plane = DataPlane(config)
+        self.taker = Taker(self.plane, self.pool)
+        receipts = Receipts(self)
+        self.delivery = Delivery(self.pool, self.taker, receipts.acknowledge, receipts.released)
         self.delivery.on_missing = self.refuse_missing
         self.targets = self.delivery.targets
         self.is_closed = False
@@ -75,15 +81,11 @@ class Router:
         self.direct = Direct(self)
         incoming = Incoming(self)
         self.feed, self.feed_large = incoming.feed, incoming.feed_large  #: see `transport.connection.Consumer`
-        self.outgoing = Outgoing(address, config, self.pool, self._ids)
+        self.outgoing = Outgoing(address, config, self.pool, self.plane, self._ids)
         #: Every other kind of frame: (kind, flags, src, target, call, control, payload).
         self.on_other: Callable[[int, int, int, int, int, bytes, bytes], None] = lambda *_: None
         self.on_down: Callable[[Connection, Exception | None], None] = lambda *_: None
-        self.on_unseen: Callable[[Unseen], None] = lambda unseen: log.error("%s: %s", unseen.what, unseen.error)
-        #: Failed calls that somebody may still look at.
-        self.failed: WeakSet[RemoteFuture[Any]] = WeakSet()
-        #: Ids of the actors that did not come up, as calls to them have told their callers.
-        self.failed_starts: set[int] = set()
+        self.failures = Failures(self)
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -160,6 +162,10 @@ class Router:
         self.pending[call] = pending
         return call
 
+    def take_id(self) -> int:
+        """Return a call id; what it is of is registered later. On any thread."""
+        return next(self._ids)
+
     def check_thread(self) -> None:
         """Raise `BadCall` on any thread but the loop's: nothing here may be used there."""
         if get_ident() != self._thread:
@@ -187,10 +193,13 @@ class Router:
             else:
                 self._send_or_wait(path, call, length, lambda: path.connection.send(frame))
             return length
-        return self._post_parcel(path, flags, fields, self.outgoing.parcel(encoded), call)
+        parcel = self.outgoing.parcel(encoded, shares=flags & SHARES > 0)
+        return self._post_parcel(path, flags, fields, parcel, call)
 
-    def _post_parcel(self, path: Path, flags: int, fields: CallFields, parcel: Parcel, call: int) -> int:
-        send = self.outgoing.pack(CALL, flags, path.dst, path.actor, call, fields, parcel, path.connection)
+    def _post_parcel(
+        self, path: Path, flags: int, fields: CallFields, parcel: Parcel, call: int, fellows: int = 1
+    ) -> int:
+        send = self.outgoing.pack(CALL, flags, path.dst, path.actor, call, fields, parcel, path.connection, fellows)
         self._send_or_wait(path, call, parcel.size, send)
         return parcel.size
 
@@ -220,8 +229,12 @@ class Router:
             self._check_room(paths, call)
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
-            parcel = self.outgoing.parcel(encoded)
-            return max([self._post_parcel(path, flags, fields, parcel, call) for path in paths])
+            fellows = Counter([host_of(path.dst) for path in paths])
+            near = sum(count for host, count in fellows.items() if self.outgoing.is_near(host))
+            parcel = self.outgoing.parcel(encoded, near, flags & SHARES > 0)
+            return max(
+                [self._post_parcel(p, flags, fields, parcel, call, fellows[host_of(p.dst)]) for p in paths]
+            )
         size = HEADER_SIZE + len(control) + len(skeleton)
         may_move = len(paths) <= FEW
         direct: list[Path] = []
@@ -284,7 +297,14 @@ class Router:
     # -- replies out -----------------------------------------------------------------------------------------------
 
     def reply(
-        self, dst: int, call: int, rank: int, flags: int, encoded: Encoded, via: Connection | None = None
+        self,
+        dst: int,
+        call: int,
+        rank: int,
+        flags: int,
+        encoded: Encoded,
+        via: Connection | None = None,
+        shares: bool = False,
     ) -> int:
         """Answer a call, the way it came (``via``); return the payload's size: what its receiver sees of it."""
         skeleton, buffers = encoded
@@ -293,7 +313,7 @@ class Router:
             length = HEADER_SIZE + len(skeleton)
             connection.send(HEADER.pack(length, REPLY, flags, 0, dst, self.address, call, rank) + skeleton)
             return len(skeleton)
-        return self.reply_parcel(dst, call, rank, flags, self.outgoing.parcel(encoded), via)
+        return self.reply_parcel(dst, call, rank, flags, self.outgoing.parcel(encoded, shares=shares), via)
 
     def reply_parcel(
         self, dst: int, call: int, rank: int, flags: int, parcel: Parcel, via: Connection | None = None
@@ -325,11 +345,6 @@ class Router:
         error = Closed(what, "it is gone")
         self.reply(src, call, 0, FAILED | flags & (GATHERED | EAGER), Encoded(pack_error(error), []))
 
-    def _acknowledge(self, src: int, transfer: int, received: int | None) -> None:
-        """Tell a sender how much of its payload is here; None: that its memory cannot be read from here."""
-        flags = CHUNKED | (FAILED if received is None else 0)
-        self.uplink(src).send(pack_frame(CREDIT, flags, src, self.address, transfer, received or 0))
-
     # -- deaths ----------------------------------------------------------------------------------------------------
 
     def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
@@ -347,25 +362,6 @@ class Router:
         self.direct.lose(gone)
         return count
 
-    def note_failure(self, call: RemoteFuture[Any], error: BaseException) -> None:
-        """A call has failed; see `failed` and `failed_starts`."""
-        self.failed.add(call)
-        if not isinstance(call, Start) and tells_of_a_start(error):
-            self.failed_starts.add(call.actor)
-
-    def report_unseen(self, unseen: Unseen) -> None:
-        """Nobody has looked at an exception. May be called on any thread."""
-        self.call_soon(self._report_unseen, unseen)
-
-    def _report_unseen(self, unseen: Unseen) -> None:
-        if not self.is_closed:
-            self.on_unseen(unseen)
-
-    def report_all_unseen(self) -> None:
-        """Nobody will look any more: report the failures nobody has looked at."""
-        for call in list(self.failed):
-            call.report_if_unseen()
-
     def call_soon(self, function: Callable[..., None], *arguments: object) -> None:
         """Call back on the loop, from any thread: the collector drops futures and streams where it happens to run."""
         if not self.is_closed and not self.loop.is_closed():
@@ -374,7 +370,7 @@ class Router:
     def close(self, error: Lost | Closed) -> None:
         """Fail whatever is pending; no further calls."""
         self.is_closed = True
-        self.on_unseen = lambda *_: None
+        self.failures.on_unseen = lambda *_: None
         for call, pending in list(self.pending.items()):
             pending.lose(lambda _: True, error)
             self.pending.pop(call, None)

@@ -65,7 +65,7 @@ class Outbound:
 class Inbound:
     """A payload on its way in. ``on_complete(skeleton, buffers)`` is called with the last byte."""
 
-    __slots__ = ("_acked", "_index", "_on_complete", "_sizes", "_start", "received", "size", "src", "views")
+    __slots__ = ("_acked", "_index", "_on_complete", "_pool", "_start", "_views", "received", "size", "sizes", "src")
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class Inbound:
     ) -> None:
         """Expect ``sizes``: the pickle's length, then each buffer's."""
         self.src = src
-        self._sizes = sizes
+        self.sizes = sizes
         self.size = sum(sizes)
-        self.views = [pool.take(size) if size else memoryview(b"") for size in sizes]
+        self._pool = pool
+        self._views: list[memoryview] = []  # none before the first chunk: most payloads come another way
         self._on_complete = on_complete
         self.received = 0
         self._acked = 0
@@ -88,15 +89,17 @@ class Inbound:
         """Copy one chunk to its place; return whether the sender is due an acknowledgement."""
         if offset != self.received:
             raise BadFrame(f"chunk at {offset}, expected {self.received}")
+        if not self._views:
+            self._views = [self._pool.take(size) if size else memoryview(b"") for size in self.sizes]
         index, start = self._index, self._start
-        while index < len(self._sizes) and start >= self._sizes[index]:
-            start -= self._sizes[index]
+        while index < len(self.sizes) and start >= self.sizes[index]:
+            start -= self.sizes[index]
             index += 1
         for piece in pieces:
             size = len(piece)
-            if index >= len(self._sizes) or start + size > self._sizes[index]:
+            if index >= len(self.sizes) or start + size > self.sizes[index]:
                 raise BadFrame(f"chunk at {offset} runs over the end of its buffer")
-            self.views[index][start : start + size] = piece
+            self._views[index][start : start + size] = piece
             start += size
             self.received += size
         self._index, self._start = index, start
@@ -105,8 +108,8 @@ class Inbound:
             return True
         return False
 
-    def finish(self) -> None:
-        """Hand the payload over; all of it is there."""
-        skeleton, *buffers = self.views
-        self.views = []
+    def finish(self, views: list[memoryview] | None = None) -> None:
+        """Hand the payload over; all of it is there: in ``views``, where it did not come in chunks."""
+        skeleton, *buffers = views or self._views
+        self._views = []
         self._on_complete(skeleton, buffers)

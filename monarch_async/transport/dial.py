@@ -234,6 +234,12 @@ def bound_url(url: Url, sock: socket.socket) -> Url:
     return Url.parse(f"tcp://{f'[{url.host}]' if ':' in url.host else url.host}:{port}")
 
 
+def own_host(wire: asyncio.Transport) -> str:
+    """Return this machine's address on a TCP connection; empty for others."""
+    name = wire.get_extra_info("sockname")
+    return name[0] if isinstance(name, tuple) else ""
+
+
 def _peer_name(wire: asyncio.Transport | None) -> str:
     peer = wire.get_extra_info("peername") if wire is not None else None
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local process"

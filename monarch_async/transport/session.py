@@ -20,7 +20,7 @@ import msgpack
 from monarch_async.config import Config
 from monarch_async.errors import BadFrame, HandshakeRefused, LinkBroken, WireError
 from monarch_async.transport.connection import Connection, Consumer
-from monarch_async.transport.dial import Url, dial
+from monarch_async.transport.dial import Url, dial, own_host
 from monarch_async.wire.link import Link
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -48,6 +48,7 @@ class Session:
         self._redialling: asyncio.Task[None] | None = None
         self.heard_at = self._ticked_at = self._loop.time()
         self.peer: dict[str, Any] = {}
+        self.local_host = ""  #: this machine's address on the way there; empty over a unix socket
         self._why = ""  # what went wrong when it was last dialled again
         #: What is sent before `open` has succeeded waits.
         self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
@@ -74,6 +75,7 @@ class Session:
             wire.abort()
             raise
         self.connection.name, self.connection.address = self.peer["name"], self.peer["address"]
+        self.local_host = own_host(wire)
         self.connection.attach(wire, agreed.leftover)
         self.heard_at = self._loop.time()
 

@@ -54,6 +54,8 @@ CHUNKED: Final = 8  #: the payload follows in CHUNK frames
 STREAMED: Final = 16  #: CALL: answer item by item; REPLY: an item, more follow
 CANCELLED: Final = 32  #: REPLY: acknowledges a CANCEL
 MSGPACK: Final = 64  #: REPLY: the payload is msgpack
+SHARES: Final = 64  #: CALL: large payloads share pages, its own and its answers'
+RELEASED: Final = 2  #: CREDIT with CHUNKED: a segment that was lent is looked at no longer
 EAGER: Final = 128  #: CALL and REPLY of a cast whose replies are not held by the agent
 
 

@@ -7,7 +7,7 @@ REPLY's are ``[sizes, transfer, memory]`` or nothing at all.
 - ``transfer``: ``id`` of the CHUNK frames the payload arrives in (flag CHUNKED).
 - ``chain``: calls that wait for this one, outermost first: ``[[actor id, rank, "name[rank].endpoint"], ...]``.
 - ``credit``: ``[items, bytes]`` a streamed call may be ahead of its consumer.
-- ``memory``: where a receiver on the sender's machine finds the payload (``runtime.same_host``).
+- ``memory``: where the receiver finds the payload (``runtime.outgoing``).
 """
 
 from typing import NamedTuple

@@ -16,7 +16,7 @@ from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.frame import frame_length
 
 #: Patient enough for many cuts on a busy machine; small chunks, so that many frames are there to be cut.
-PATIENT = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10, same_host_reads=False)
+PATIENT = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10, transports="")
 
 
 def proxy_to(url: str) -> FaultProxy:
@@ -54,7 +54,7 @@ async def test_cuts_at_any_frame_either_way_are_not_noticed(seed: int) -> None:
 
 async def test_a_cut_in_the_middle_of_a_large_frame() -> None:
     """One that is kept in pieces: what came of it is dropped with the connection."""
-    config = ma.Config(resume_window=20.0, heartbeat=0.5, same_host_reads=False)  # chunks of a megabyte
+    config = ma.Config(resume_window=20.0, heartbeat=0.5, transports="")  # chunks of a megabyte
     async with behind_proxy(config) as (proxy, _, hosts):
         ledgers = await ledgers_on(hosts, gpus=1)
         cuts = [

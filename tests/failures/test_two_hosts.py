@@ -14,7 +14,6 @@ from workload import Ledger
 
 import monarch_async as ma
 from monarch_async.runtime.router import active_router
-from monarch_async.runtime.same_host import can_offer
 from monarch_async.testing import FaultProxy
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.frame import frame_length
@@ -54,7 +53,7 @@ async def test_a_death_is_told_to_callers_on_the_other_host() -> None:
 
 async def test_both_ways_at_once_keep_their_order() -> None:
     """Whoever speaks first, each way between two agents has one path: large payloads would show a second one."""
-    async with two_attached(ma.Config(same_host_reads=False)) as (hosts, a, b):
+    async with two_attached(ma.Config(transports="")) as (hosts, a, b):
         ledgers = await (await hosts.spawn_procs({"gpus": 2})).spawn("ledgers", Ledger)
         pairs = [(hosts_, gpus, 1 - hosts_, gpus) for hosts_ in (0, 1) for gpus in (0, 1)]
         async with asyncio.timeout(30):
@@ -85,13 +84,12 @@ class Sender(ma.Actor):
         return len(data)
 
     @ma.endpoint
-    async def has_offered(self) -> bool:
-        return active_router().outgoing._offer is not None
+    async def is_listening(self) -> bool:
+        return active_router().plane.is_listening
 
 
-@pytest.mark.skipif(not can_offer(), reason="this system has no process_vm_readv")
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-async def test_memory_is_offered_to_this_machine_only(kind: str, tmp_path: Path) -> None:
+async def test_a_data_plane_listens_only_for_other_machines(kind: str, tmp_path: Path) -> None:
     """As far as one can know: who is reached over TCP may be anywhere."""
     urls = ["tcp://127.0.0.1:0"] * 2 if kind == "tcp" else [f"unix://{tmp_path}/{n}.sock" for n in "ab"]
     is_near = kind == "unix"
@@ -99,14 +97,14 @@ async def test_memory_is_offered_to_this_machine_only(kind: str, tmp_path: Path)
         async with ma.attach(a.url, b.url, token=TOKEN) as hosts:
             senders = await (await hosts.spawn_procs({"gpus": 2})).spawn("senders", Sender)
             assert list(await senders.measure.call(bytes(1_000_000))) == [1_000_000] * 4
-            assert (active_router().outgoing._offer is not None) == is_near
+            assert active_router().plane.is_listening != is_near
             first = senders.at(0)
-            assert await first.send.call_one(senders.at(2), 1_000_000) == 1_000_000  # on the other host
-            assert not await first.has_offered.call_one()
-            assert len(await first.make.call_one(1_000_000)) == 1_000_000
-            assert await first.has_offered.call_one() == is_near
             assert await first.send.call_one(senders.at(1), 1_000_000) == 1_000_000
-            assert await first.has_offered.call_one()
+            assert not await first.is_listening.call_one()
+            assert len(await first.make.call_one(1_000_000)) == 1_000_000
+            assert await first.is_listening.call_one() != is_near
+            assert await first.send.call_one(senders.at(2), 1_000_000) == 1_000_000  # on the other host
+            assert await first.is_listening.call_one()
 
 
 def proxy_to(agent: Agent) -> FaultProxy:
@@ -115,7 +113,7 @@ def proxy_to(agent: Agent) -> FaultProxy:
 
 async def test_cuts_between_two_agents_are_not_noticed() -> None:
     """Each dials the other for what it sends itself, so both ways pass as ``to_listener``."""
-    config = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10, same_host_reads=False)
+    config = ma.Config(resume_window=20.0, heartbeat=0.5, chunk=32 << 10, large=16 << 10, transports="")
     async with running_agent(name="a", config=config) as a, running_agent(name="b", config=config) as b:
         async with proxy_to(a) as to_a, proxy_to(b) as to_b:
             async with ma.attach(to_a.url, to_b.url, token=TOKEN, config=config) as hosts:

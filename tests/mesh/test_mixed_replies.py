@@ -44,7 +44,7 @@ class Member(ma.Actor):
 
 @pytest.fixture(params=[True, False], ids=["direct", "agent"])
 async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[ma.HostMesh]:
-    config = ma.Config(direct_calls=request.param, same_host_reads=request.param)
+    config = ma.Config(direct_calls=request.param, transports="local,cma,memfd,tcp" if request.param else "")
     async with ma.local_hosts(config=config) as hosts:
         yield hosts
 

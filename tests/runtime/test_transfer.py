@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_async.bulk.blocks import BlockPool
+from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.errors import BadFrame
 from monarch_async.runtime.delivery import Delivery
 from monarch_async.runtime.outgoing import Outgoing
-from monarch_async.runtime.reader import Reader
+from monarch_async.runtime.taker import Taker
 from monarch_async.runtime.transfer import ACK_EVERY, WINDOW, Inbound, Outbound
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import BUFFERS, CALL, CHUNK, CHUNKED, HEADER, HEADER_SIZE
@@ -169,7 +170,9 @@ class Receiver:
 
     def __init__(self) -> None:
         self.acks: list[tuple[int, int, int | None]] = []
-        self.delivery = Delivery(BlockPool(), Reader(asyncio.get_running_loop()), lambda *ack: self.acks.append(ack))
+        pool = BlockPool()
+        taker = Taker(DataPlane(Config()), pool)
+        self.delivery = Delivery(pool, taker, lambda *ack: self.acks.append(ack[:3]), lambda *_: None)
         self.missing: list[int] = []
         self.delivery.on_missing = lambda src, call, *_: self.missing.append(call)
         self.one, self.two = Target(), Target()
@@ -316,8 +319,8 @@ async def test_a_large_message_takes_its_place_at_once_and_its_chunks_let_others
     wire = Wire()
     connection = Connection(None, "peer", 1)  # type: ignore[arg-type]
     connection.attach(wire)
-    config = Config(chunk=1000, large=2000, same_host_reads=False)
-    outgoing = Outgoing(2, config, BlockPool(), iter(range(50, 60)))
+    config = Config(chunk=1000, large=2000, transports="")
+    outgoing = Outgoing(2, config, BlockPool(), DataPlane(config), iter(range(50, 60)))
     data = bytearray(b"a" * 5000)
     parcel = outgoing.parcel(Encoded(b"skeleton", [memoryview(data)]))
     data[:] = b"b" * 5000  # its owner may go on
@@ -339,7 +342,8 @@ async def test_a_receiver_that_is_gone_is_sent_nothing_more() -> None:
     wire = Wire()
     connection = Connection(None, "peer", 1)  # type: ignore[arg-type]
     connection.attach(wire)
-    outgoing = Outgoing(2, Config(chunk=MB, large=2000, same_host_reads=False), BlockPool(), iter(range(50, 60)))
+    config = Config(chunk=MB, large=2000, transports="")
+    outgoing = Outgoing(2, config, BlockPool(), DataPlane(config), iter(range(50, 60)))
     parcel = outgoing.parcel(Encoded(b"skeleton", [memoryview(bytes(2 * WINDOW))]))
     outgoing.pack(CALL, 0, 1, 9, 77, CallFields("f"), parcel, connection)()
     sent = len(wire.data)

@@ -41,7 +41,7 @@ from monarch_async.transport.dial import Url, listening
 TOKEN = "a token"
 
 CONFIG = Config(
-    resume_window=10.0, heartbeat=1.0, direct_calls=False, same_host_reads=False, stop_grace=1.0, block_warning=100.0
+    resume_window=10.0, heartbeat=1.0, direct_calls=False, transports="", stop_grace=1.0, block_warning=100.0
 )
 
 #: Virtual seconds after which a test hangs.
@@ -318,7 +318,6 @@ async def cluster(
                 stack.push_async_callback(agent.aclose)
             urls = [simulation.url(index) for index in range(hosts)]
             async with ma.attach(*urls, token=TOKEN, config=config) as simulation.hosts:
-                simulation.client.outgoing.is_near = lambda host: True
                 yield simulation
     for proc in simulation.procs.values():
         await asyncio.gather(proc.task, return_exceptions=True)

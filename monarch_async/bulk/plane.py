@@ -1,0 +1,364 @@
+"""One process's data plane: what it has registered, its thread, whom it serves, and how it reads and writes elsewhere.
+
+The thread starts with the first use, and the sockets with the first registration: a process that only reads from others
+on its machine listens nowhere. Everything here may be used from the process's own loop; small reads on one machine are
+done right there, everything else on the plane's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from monarch_async.bulk.arena import Arena
+from monarch_async.bulk.bulk_server import BulkServer
+from monarch_async.bulk.cma import Cma, allow_readers
+from monarch_async.bulk.endpoint import Endpoint, this_machine
+from monarch_async.bulk.local import Local
+from monarch_async.bulk.plane_thread import PlaneThread
+from monarch_async.bulk.region import Region, Regions, RemoteRegion
+from monarch_async.bulk.routes import RouteFacts, Routes
+from monarch_async.bulk.staged import Staged, local_operations
+from monarch_async.bulk.stream import BulkLink, StreamTransport
+from monarch_async.bulk.transport import Progress, Run, Transport
+from monarch_async.config import Config
+from monarch_async.errors import Closed, ForeignHandle, HandshakeRefused, TransferBroken
+from monarch_async.transport.dial import Url, bind, bound_url, listening
+
+T = TypeVar("T")
+
+log = logging.getLogger("monarch_async.bulk")
+
+#: A read of up to this size takes less time than handing it to another thread.
+_AT_ONCE = 1 << 20
+
+
+class DataPlane:
+    """See the module. One per process."""
+
+    def __init__(self, config: Config) -> None:
+        """Nothing runs yet."""
+        self.config = config
+        self._cluster, self._address, self._name, self._bulk_host = b"", 0, f"process {os.getpid()}", ""
+        self._lock = threading.RLock()
+        self._thread: PlaneThread | None = None
+        self._endpoint: Endpoint | None = None
+        self._routes = Routes(self)
+        self._serving = contextlib.AsyncExitStack()
+        self._links: dict[Endpoint, BulkLink] = {}
+        self._ucx: Any = None
+        self._is_closed = False
+
+    def identify(self, cluster: bytes, address: int, name: str, bulk_host: str) -> None:
+        """Say who this process is.
+
+        Args:
+            cluster: see `endpoint.cluster_id`.
+            address: of the process.
+            name: for errors that others see.
+            bulk_host: what other machines reach this one by; empty: they need not.
+        """
+        self._cluster, self._address, self._name, self._bulk_host = cluster, address, name, bulk_host
+
+    def reach_by(self, bulk_host: str) -> None:
+        """Say what other machines reach this one by; heeded until the sockets are there."""
+        self._bulk_host = bulk_host
+
+    @property
+    def cluster(self) -> bytes:
+        """What all processes of the cluster share; see `endpoint.cluster_id`."""
+        return self._cluster
+
+    # -- this process as others see it -----------------------------------------------------------------------------
+
+    @cached_property
+    def regions(self) -> Regions:
+        """What is registered here."""
+        return Regions()
+
+    @cached_property
+    def arena(self) -> Arena:
+        """Memory to hand to other processes of this machine."""
+        return Arena()
+
+    @cached_property
+    def silent(self) -> Endpoint:
+        """How processes of this machine read here with no help from this one: an endpoint without sockets."""
+        if "cma" in self.config.allowed_transports:
+            allow_readers()
+        beacon = self.regions.beacon
+        return Endpoint(
+            self._cluster, self._address, self._name, this_machine(), os.getpid(), beacon.address, beacon.nonce
+        )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How others reach this process. The first time its sockets are opened: OSError where that fails."""
+        if self._endpoint is None:
+            with self._lock:
+                if self._endpoint is None:
+                    self._endpoint = self._listen()
+        return self._endpoint
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether this process's sockets are open."""
+        return self._endpoint is not None
+
+    async def start(self) -> Endpoint:
+        """Return `endpoint`."""
+        return self.endpoint
+
+    def _listen(self) -> Endpoint:
+        key = secrets.token_bytes(32)
+        urls = [Url.abstract(f"monarch-async-bulk-{os.getpid()}-{secrets.token_hex(8)}")]
+        if {"tcp", "ucx"} & set(self.config.allowed_transports):
+            host = self._bulk_host or "127.0.0.1"
+            urls.append(Url.parse(f"tcp://{f'[{host}]' if ':' in host else host}:0"))
+        sockets = [bind(url) for url in urls]
+        tcp = bound_url(urls[1], sockets[1]).text.removeprefix("tcp://") if len(urls) > 1 else ""
+        thread = self.thread
+        ucx = thread.call(self._start_ucx)
+        thread.call_soon(self._serve, list(zip(urls, sockets, strict=True)), key)
+        return replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx)
+
+    def _start_ucx(self) -> bytes:
+        if "ucx" not in self.config.allowed_transports:
+            return b""
+        from monarch_async.bulk.ucx import open_worker
+
+        self._ucx = open_worker()
+        return b"" if self._ucx is None else self._ucx.address
+
+    def _serve(self, sockets: list[tuple[Url, socket.socket]], key: bytes) -> None:
+        server = BulkServer(self.regions, self.config, local_operations(self.regions, self.arena))
+        self._serving.push_async_callback(server.aclose)
+
+        async def serve() -> None:
+            for url, sock in sockets:
+                await self._serving.enter_async_context(
+                    listening(url, key, lambda info: b"", server.take, _log_refusal, sock=sock)
+                )
+
+        self._started = asyncio.get_running_loop().create_task(serve())
+
+    # -- registering -----------------------------------------------------------------------------------------------
+
+    async def add(
+        self, spans: Sequence[memoryview], is_writable: bool, keep: object = None, what: str = "registered memory"
+    ) -> tuple[Region, RemoteRegion]:
+        """Register memory: flat views of bytes. ``keep`` is kept alive with it; ``what`` names it in errors."""
+        endpoint = self.endpoint
+        region = self.regions.add(spans, is_writable, keep)
+        if endpoint.ucx:
+            try:
+                region.rkeys = await self.run(_async(lambda: self._ucx.register(region)))
+            except BaseException:
+                self.regions.remove(region)
+                raise
+        return region, self.describe(region, what)
+
+    def describe(
+        self, region: Region, what: str = "registered memory", endpoint: Endpoint | None = None
+    ) -> RemoteRegion:
+        """Return what others need to know of a region."""
+        return RemoteRegion(
+            endpoint or self.endpoint, region.id, region.stamp, region.id, region.addresses(), region.is_writable,
+            region.rkeys, what,
+        )  # fmt: skip
+
+    async def advance(self, region: Region, what: str = "registered memory") -> RemoteRegion:
+        """Begin a new epoch: what described it before is stale."""
+        self.regions.advance(region)
+        return self.describe(region, what)
+
+    async def remove(self, region: Region) -> None:
+        """Revoke a region at once; return when nobody uses its memory any more. Twice is fine."""
+        if self.regions.remove(region) and self._thread is not None and not self._is_closed:
+            await self.run(self._release(region))
+
+    async def _release(self, region: Region) -> None:
+        await region.wait_unused()
+        if region.rkeys:
+            self._ucx.unregister(region)
+
+    # -- moving bytes ----------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        region: RemoteRegion,
+        runs: Sequence[Run],
+        into: Sequence[memoryview],
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy runs of a region to local memory, by the best way there is.
+
+        Raises ForeignHandle, StaleHandle, NoTransport and TransferBroken; what ``into`` holds then is not defined.
+        """
+        if self.read_now(region, runs, into):
+            if progress is not None:
+                progress(sum(map(len, into)))
+            return
+        await self.run(self._move("read", region, runs, into, progress))
+
+    def read_now(self, region: RemoteRegion, runs: Sequence[Run], into: Sequence[memoryview]) -> bool:
+        """Read at once, on any thread, where that is quicker than waiting; return whether it was. Raises as `read`."""
+        route = self._routes.known(region.endpoint)
+        if route is None or route.read_now is None:
+            return False
+        size = sum(map(len, into))
+        if size > _AT_ONCE:
+            return False
+        started = time.perf_counter()
+        try:
+            route.read_now(region, runs, into)
+        except TransferBroken:
+            self.thread.call_soon(self._routes.drop, route)
+            raise
+        route.count(size, time.perf_counter() - started)
+        return True
+
+    async def write(
+        self,
+        region: RemoteRegion,
+        runs: Sequence[Run],
+        source: Sequence[memoryview],
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy local memory to runs of a region; it is there when this returns. Raises as `read`."""
+        await self.run(self._move("write", region, runs, source, progress))
+
+    async def _move(
+        self,
+        what: str,
+        region: RemoteRegion,
+        runs: Sequence[Run],
+        views: Sequence[memoryview],
+        progress: Progress | None,
+    ) -> None:
+        if region.endpoint.cluster != self._cluster:
+            raise ForeignHandle(region.what, f"it belongs to {region.endpoint.name}, which is of another cluster")
+        route = await self._routes.find(region.endpoint)
+        move = route.transport.read if what == "read" else route.transport.write
+        started = time.perf_counter()
+        try:
+            await move(region, runs, views, progress or _ignore)
+        except TransferBroken:
+            self._routes.drop(route)
+            raise
+        route.count(sum(map(len, views)), time.perf_counter() - started)
+
+    def routes(self) -> list[RouteFacts]:
+        """Return the ways found so far, and why they are not better ones."""
+        return self._routes.facts()
+
+    async def open_transport(self, name: str, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        """Return one transport to a process, or why there is none. On the plane's loop."""
+        if endpoint.nonce == self.regions.beacon.nonce:
+            if name == "local":
+                return Local(self.regions), ""
+        elif name == "local":
+            return None, "another process"
+        match name:
+            case "cma":
+                why = Cma.probe(endpoint)
+                return (None, why) if why else (Cma(endpoint, self.link(endpoint)), "")
+            case "memfd":
+                why = Staged.probe(endpoint)
+                return (None, why) if why else (Staged(endpoint, self.link(endpoint), self.arena), "")
+            case "ucx":
+                return await self._open_ucx(endpoint)
+            case _:
+                return await self._open_stream(endpoint)
+
+    async def _open_ucx(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        from monarch_async.bulk.ucx import Ucx
+
+        self.endpoint  # noqa: B018  the worker starts with it
+        why = Ucx.probe(endpoint)
+        return (None, why) if why else (Ucx(endpoint, self._ucx, self.link(endpoint)), "")
+
+    async def _open_stream(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        if not endpoint.tcp:
+            return None, "it does not listen on TCP"
+        host = Url.parse(f"tcp://{endpoint.tcp}")
+        if host.is_local_only and endpoint.machine != this_machine():
+            return None, f"it listens on {endpoint.tcp} only, and is on another machine"
+        return StreamTransport(endpoint, self.config), ""
+
+    def link(self, endpoint: Endpoint) -> BulkLink:
+        """Return the connection on which a process is asked for what its transports need of it."""
+        link = self._links.get(endpoint)
+        if link is None:
+            link = self._links[endpoint] = BulkLink(endpoint, self.config, _link_url(endpoint))
+        return link
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def thread(self) -> PlaneThread:
+        """The plane's thread, started on first use. Raises Closed after `aclose`."""
+        if self._thread is None:
+            with self._lock:
+                if self._is_closed:
+                    raise Closed("the data plane of this process")
+                if self._thread is None:
+                    self._thread = PlaneThread()
+        return self._thread
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the plane's loop, awaited from any other; see `PlaneThread.run`."""
+        try:
+            thread = self.thread
+        except Closed:
+            work.close()
+            raise
+        return await thread.run(work)
+
+    async def aclose(self) -> None:
+        """Stop serving, close every connection, end the thread. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.run(self._aclose())
+            thread.close()
+        if "arena" in vars(self):
+            self.arena.close()
+
+    async def _aclose(self) -> None:
+        await self._routes.aclose()
+        for link in self._links.values():
+            await link.aclose()
+        if self._endpoint is not None:
+            await self._started
+        await self._serving.aclose()
+        if self._ucx is not None:
+            await self._ucx.aclose()
+
+
+def _link_url(endpoint: Endpoint) -> Url:
+    is_here = endpoint.machine == this_machine()
+    if endpoint.tcp and not (is_here and endpoint.local):
+        return Url.parse(f"tcp://{endpoint.tcp}")
+    return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
+
+
+def _log_refusal(who: str, error: HandshakeRefused) -> None:
+    log.warning("data plane: refused a connection from %s: %s", who, error.reason)
+
+
+def _ignore(nbytes: int) -> None:
+    pass
+
+
+async def _async(function: Any) -> Any:
+    return function()
