@@ -10,6 +10,8 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
     store [operation, id, ...]         shared objects: see `host_store`
+    upload [name, sizes, region, n]    a payload for n procs here, fetched once; answered with a segment: see `uploads`
+    uploaded [name]                    the asker looks at it no longer; not answered
 
 It is made of parts that know nothing of each other: `relay.Relay` (routes), `guests.Guests` (who dialled in),
 `peers.Peers` (whom it dials), `workers.Workers`. When the agent ends, however it ends, its procs and everything they
@@ -34,6 +36,7 @@ from monarch_async.control.host_store import HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
 from monarch_async.control.relay import Relay
+from monarch_async.control.uploads import Uploads
 from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Closed, Error, HostLost, SpawnFailed
@@ -70,7 +73,8 @@ class HostAgent:
         self._tasks: set[asyncio.Task[None]] = set()
         self.inquiries = Inquiries(self.address, self._find)
         self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
-        self.workers.on_gone = self.store.gone
+        self.uploads = Uploads(self.plane)
+        self.workers.on_gone = self._worker_gone
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
 
     def _tick(self) -> None:
@@ -178,10 +182,24 @@ class HostAgent:
                 self.answer(src, call, None)
             case "store":
                 self.store.take(src, call, *arguments)
+            case "upload":
+                self._start_task(self._upload(src, call, *arguments))
+            case "uploaded":
+                self.uploads.release(src, *arguments)
             case "status":
                 self._start_task(self._status(src, call))
             case _:
                 self.answer(src, call, {"error": f"unknown request {operation!r}"})
+
+    async def _upload(self, src: int, call: int, *upload: Any) -> None:
+        try:
+            self.answer(src, call, await self.uploads.open(src, *upload))
+        except Error as error:
+            self.answer(src, call, {"error": str(error)})
+
+    def _worker_gone(self, proc: int) -> None:
+        self.store.gone(proc)
+        self.uploads.forget(proc)
 
     async def _warm(self, preload: list[str], sys_path: list[str]) -> None:
         with contextlib.suppress(SpawnFailed, Closed):  # who spawns is told
@@ -271,6 +289,7 @@ class HostAgent:
         await self._peers.aclose()
         self.guests.close()
         await self.store.aclose()
+        self.uploads.close()
         await self.plane.aclose()
         for task in list(self._tasks):
             task.cancel()

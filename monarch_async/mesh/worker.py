@@ -14,7 +14,7 @@ from monarch_async.control.controller import Host, lose
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import ActorDied
-from monarch_async.ids import host_of
+from monarch_async.ids import agent_of, host_of
 from monarch_async.mesh.domain import Domain, activate_domain
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.context import current_context, enter_hook
@@ -39,6 +39,9 @@ class WorkerDomain(Domain):
         proc.router.direct.is_here = lambda host: host == host_of(proc.info.address)
         proc.router.outgoing.is_near = _nearness(spec)
         proc.before_end = self._end
+        agent, taker = agent_of(proc.info.address), proc.router.taker
+        taker.fetch_once = lambda *upload: self.requests.ask(agent, "upload", *upload)
+        taker.release = lambda name: proc.router.call_soon(self.requests.post, agent, "uploaded", name)
 
     def owner_actor(self) -> int:
         """Return the id of the actor whose endpoint runs."""
