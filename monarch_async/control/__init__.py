@@ -25,7 +25,9 @@ Reading order
   (other agents), ``workers.py`` and ``worker.py``, ``output.py`` and ``log_lines.py`` (what they print)
 - ``nursery.py``, ``zygote.py``, ``bootstrap.py``  from the request for a worker to its first line; beside them
   ``zygote_process.py``, ``zygote_messages.py``, ``preload.py``, ``kernel.py``
-- ``store.py``, ``store_stock.py``, ``store_room.py``, ``shared_object.py``  a host's store of shared objects, decided
+- ``store.py``, ``store_stock.py``, ``store_room.py``, ``shared_object.py``  a host's store of shared objects, decided;
+  ``host_store.py``, ``store_memory.py``, ``store_pull.py``  and done
+- ``inquiries.py``, ``refusal.py``  what agents ask each other; how they say no
 - ``controller.py``  the client's side
 - ``supervision.py``  failures and policies
 - ``agent_process.py``, ``local_agent.py``, ``cluster_token.py``  the process around an agent

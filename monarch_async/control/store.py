@@ -338,6 +338,11 @@ class Store:
         self._stock.serve(object)
         self._stock.settle(object)
 
+    def used_by(self, address: int) -> list[bytes]:
+        """Return the objects that a process writes or has open."""
+        objects = [self._stock.objects[id] for id in self._stock.of.get(address, ())]
+        return [object.id for object in objects if object.writer == address or address in object.pins]
+
     def facts(self) -> dict[str, int]:
         """Return what the host's status shows of it; bytes and counts."""
         states = [object.state for object in self._stock.objects.values()]
