@@ -61,6 +61,23 @@ class ClientStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A host's store of shared objects (`monarch_async.put`), in bytes and counts.
+
+    ``used`` of ``budget`` bytes of memory are taken; ``waiting_puts`` wait until that is less; ``spilled`` objects, of
+    ``spilled_bytes``, are on disk; ``pulls`` copies are on their way from other hosts.
+    """
+
+    used: int
+    budget: int
+    objects: int
+    waiting_puts: int
+    spilled: int
+    spilled_bytes: int
+    pulls: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostStatus:
     """A host: ``load`` is the mean number of runnable threads in the last minute."""
 
@@ -71,6 +88,7 @@ class HostStatus:
     cpus: int
     clients: tuple[ClientStatus, ...]
     procs: tuple[ProcStatus, ...]
+    store: StoreStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +137,8 @@ def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
     clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
     facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
-    return HostStatus(clients=tuple(clients), procs=tuple(_proc(proc, names) for proc in procs), **facts)
+    store = StoreStatus(**answer["store"])
+    return HostStatus(clients=tuple(clients), procs=tuple(_proc(proc, names) for proc in procs), store=store, **facts)
 
 
 def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:
@@ -147,7 +166,23 @@ def _headline(host: HostStatus) -> "Text":
         (host.name, "bold"),
         f"  {host.url}  pid {host.pid}\n",
         f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}",
+        "\n",
+        _store_line(host.store),
     )
+
+
+def _store_line(store: StoreStatus) -> "Text":
+    """Return how full a store is, and what else there is to tell."""
+    from rich.text import Text
+
+    line = Text(f"store {store.used / 1e9:.1f} of {store.budget / 1e9:.1f} GB, objects: {store.objects}")
+    if store.spilled:
+        line.append(f", on disk: {store.spilled} ({store.spilled_bytes / 1e9:.1f} GB)")
+    if store.pulls:
+        line.append(f", arriving: {store.pulls}")
+    if store.waiting_puts:
+        line.append(f", waiting for room: {store.waiting_puts}", "bold red")
+    return line
 
 
 def _table(host: HostStatus) -> "Table | str":

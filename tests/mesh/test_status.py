@@ -8,9 +8,12 @@ from rich.console import Console
 from monarch_async.mesh.status import CallStatus, ClientStatus, Status, parse_status
 
 
-def answer(name: str, procs: list[dict[str, Any]], guests: list[list[Any]] | None = None) -> dict[str, Any]:
-    url = f"tcp://{name}:7700"
-    return {"name": name, "url": url, "pid": 7, "load": 0.26, "cpus": 2, "guests": guests or [], "procs": procs}
+def answer(
+    name: str, procs: list[dict[str, Any]], guests: list[list[Any]] | None = None, store: dict[str, int] | None = None
+) -> dict[str, Any]:
+    facts = {"name": name, "url": f"tcp://{name}:7700", "pid": 7, "load": 0.26, "cpus": 2}
+    gauges = dict.fromkeys(("used", "objects", "waiting_puts", "spilled", "spilled_bytes", "pulls"), 0)
+    return {**facts, "guests": guests or [], "procs": procs, "store": {**gauges, "budget": 8_000_000_000, **(store or {})}}
 
 
 def proc(mesh: str, rank: int, address: int, *running: list[Any], state: str = "up") -> dict[str, Any]:
@@ -66,3 +69,11 @@ def test_as_text_it_is_the_same_table() -> None:
     assert str(status).splitlines()[0] == "alpha  tcp://alpha:7700  pid 7"
     assert "    step" in str(status)
     assert all(line == line.rstrip() for line in str(status).splitlines())
+
+
+def test_each_host_has_a_line_for_its_store() -> None:
+    full = {"used": 7_900_000_000, "objects": 31, "spilled": 4, "spilled_bytes": 1_200_000_000, "waiting_puts": 2}
+    lines = shown(parse_status([answer("alpha", []), answer("beta", [], store={**full, "pulls": 1})]))
+    assert lines[2] == "store 0.0 of 8.0 GB, objects: 0"
+    assert "store 7.9 of 8.0 GB, objects: 31, on disk: 4 (1.2 GB), arriving: 1, waiting for" in lines  # 80 columns
+    assert "room: 2" in lines
