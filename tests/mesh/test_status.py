@@ -13,7 +13,8 @@ def answer(
 ) -> dict[str, Any]:
     facts = {"name": name, "url": f"tcp://{name}:7700", "pid": 7, "load": 0.26, "cpus": 2}
     gauges = dict.fromkeys(("used", "objects", "waiting_puts", "spilled", "spilled_bytes", "pulls"), 0)
-    return {**facts, "guests": guests or [], "procs": procs, "store": {**gauges, "budget": 8_000_000_000, **(store or {})}}
+    gauges |= {"budget": 8_000_000_000, **(store or {})}
+    return {**facts, "guests": guests or [], "procs": procs, "store": gauges}
 
 
 def proc(mesh: str, rank: int, address: int, *running: list[Any], state: str = "up") -> dict[str, Any]:
