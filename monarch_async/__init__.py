@@ -9,9 +9,11 @@ from monarch_async.errors import (
     BadCall,
     BadEndpoint,
     BadFrame,
+    BufferMismatch,
     Closed,
     Error,
     ExtentError,
+    ForeignHandle,
     FrameTooLarge,
     HandshakeRefused,
     HostLost,
@@ -19,21 +21,33 @@ from monarch_async.errors import (
     Lost,
     MeshError,
     NotAnEndpoint,
+    NoTransport,
+    ObjectLost,
     PicklingError,
     ProcDied,
     RankError,
     SpawnFailed,
+    StaleHandle,
+    StoreFull,
+    TransferBroken,
+    TransferError,
+    UnknownPart,
     WireError,
     WouldDeadlock,
 )
 from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.mesh.buffer import Handle, register
 from monarch_async.mesh.cluster import attach, local_hosts, run
 from monarch_async.mesh.host_mesh import HostMesh, this_host
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.mesh.progress import progress
+from monarch_async.mesh.ref import Ref, put, wait
 from monarch_async.mesh.scope import restart, supervise
 from monarch_async.mesh.status import Status
 from monarch_async.mesh.stream import Stream
+from monarch_async.mesh.transfers import transfers
+from monarch_async.mesh.transports import transports
 from monarch_async.mesh.value_mesh import ValueMesh
 from monarch_async.ranks import Extent, Point
 from monarch_async.remote_error import RemoteError
@@ -50,6 +64,7 @@ __all__ = [
     "BadCall",
     "BadEndpoint",
     "BadFrame",
+    "BufferMismatch",
     "Closed",
     "Config",
     "Context",
@@ -57,14 +72,18 @@ __all__ = [
     "Extent",
     "ExtentError",
     "Failure",
+    "ForeignHandle",
     "FrameTooLarge",
+    "Handle",
     "HandshakeRefused",
     "HostLost",
     "HostMesh",
     "LinkBroken",
     "Lost",
     "MeshError",
+    "NoTransport",
     "NotAnEndpoint",
+    "ObjectLost",
     "PicklingError",
     "Point",
     "Port",
@@ -72,10 +91,16 @@ __all__ = [
     "ProcMesh",
     "RankError",
     "Receiver",
+    "Ref",
     "RemoteError",
     "SpawnFailed",
+    "StaleHandle",
     "Status",
+    "StoreFull",
     "Stream",
+    "TransferBroken",
+    "TransferError",
+    "UnknownPart",
     "ValueMesh",
     "WireError",
     "WouldDeadlock",
@@ -87,8 +112,14 @@ __all__ = [
     "escalate",
     "ignore",
     "local_hosts",
+    "progress",
+    "put",
+    "register",
     "restart",
     "run",
     "supervise",
     "this_host",
+    "transfers",
+    "transports",
+    "wait",
 ]

@@ -25,7 +25,7 @@ from monarch_async.runtime.proc import SpawnOrder
 from monarch_async.runtime.router import active_router
 from monarch_async.wire.frame import EAGER, GATHERED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
-from monarch_async.wire.payload import Encoded, dumps_recipe
+from monarch_async.wire.payload import Encoded, Ticketed, dumps_recipe
 
 _SPAWN = CallFields(SPAWN)
 _SPAWN_CONTROL = pack_call_fields(_SPAWN)
@@ -53,6 +53,7 @@ class ActorGroup:
         self._restarting: dict[int, asyncio.Task[None]] = {}  # by proc address: who asks again waits for the same
         order = SpawnOrder(name, self.extent, self.members, self.owner_actor, recipe.skeleton)
         self._order = order.pack(recipe.buffers)
+        self._recipe: Encoded | None = recipe  # keeps what it has references to: members may be made anew
         self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)
         domain.groups[self.id] = self
         if procs.allocation is not None:
@@ -69,6 +70,8 @@ class ActorGroup:
         call.id = router.register(call)
         flags = WANTS_REPLY | GATHERED
         call.nbytes = router.cast(cast, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
+        if type(self._recipe) is Ticketed:
+            self._recipe.sent_to(self.members, call.id)
         return call
 
     def respawn(self, address: int) -> Start:
@@ -103,6 +106,11 @@ class ActorGroup:
         await self.domain.requests.ask(address, "stop_actor", self.id, "it is restarted")
         await self.respawn(address)
 
+    def forget(self) -> None:
+        """They are gone for good, and will not be made anew."""
+        self.domain.groups.pop(self.id, None)
+        self._recipe = None
+
     def excuse(self) -> None:
         """It is stopped on purpose: that it may never have come up is no failure then."""
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
@@ -116,7 +124,7 @@ class ActorGroup:
         )
         if len(members) == len(self.members):
             self.is_stopped = True
-            self.domain.groups.pop(self.id, None)
+            self.forget()
             self.domain.router.retire(self.members, self.id)
 
 

@@ -211,10 +211,9 @@ class Holdings:
                 self._post(agent, "abort", facts.id)
                 self._wants_region = True
                 await self._fill(await self._alloc(facts), laid)
-            await asyncio.shield(self._ask(agent, "seal", facts.id))
+            self._post(agent, "seal", facts.id)  # whoever opens it before that has arrived waits for it
         except BaseException:
             self._post(agent, "abort", facts.id)
-            self._post(agent, "drop", facts.id)  # where it had been sealed
             raise
         with self._lock:
             holding = self._by_id[facts.id] = Holding(facts, agent)

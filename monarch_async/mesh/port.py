@@ -23,7 +23,7 @@ from monarch_async.runtime.report import pack_error, pack_raised
 from monarch_async.runtime.router import Router, active_router
 from monarch_async.wire.frame import CANCELLED, FAILED, WANTS_REPLY
 from monarch_async.wire.message import CallFields, pack_call_fields
-from monarch_async.wire.payload import Buffer, Encoded, dumps, loads
+from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps, loads
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ class Port(Generic[T]):
         call: Call[None] = Call(router, "port.send", path)
         call.id = router.register(call)
         call.nbytes = router.post(path, WANTS_REPLY, _SEND, _SEND_CONTROL, encoded, call.id)
+        if type(encoded) is Ticketed:
+            encoded.sent_to((self._address,), call.id)
         return call
 
 
@@ -183,6 +185,10 @@ class Intake(Generic[T]):
                 self._waiting.remove(entry)
                 self._router.reply(src, call, 0, CANCELLED, Encoded(b"", []))
                 return
+
+    def has_waiting(self, src: int) -> bool:
+        """Return whether values of this sender have not been unpickled yet."""
+        return any(sender == src for sender, *_ in self._waiting)
 
     def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
         """Ports are not streams."""

@@ -166,7 +166,7 @@ class Allocation:
                 self.domain.allocations.pop(address, None)
             self.domain.router.retire(self.addresses)
             for group in self.groups:
-                self.domain.groups.pop(group.id, None)
+                group.forget()
 
 
 class ProcMesh(Sliced):

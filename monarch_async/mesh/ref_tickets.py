@@ -2,15 +2,15 @@
 
 K1. A reference that is pickled issues a ticket, which keeps the object here. Whoever unpickles it first asks its own
     host to hold the object, then says to the issuer that it has *arrived*.
-K2. A ticket whose receivers are known (`wire.ticket`) ends when all of them have arrived or died, or have said that no
-    message is left there from which it could still come. They are asked once the call that carried it has ended, or,
-    where it went with an answer, when its lease has run out.
+K2. A ticket whose receivers are known (`wire.ticket`) ends when all of them have arrived or died, or have said that it
+    will not come any more: no call that waits there, unopened, is the issuer's; or, where it went with an answer, the
+    call has been answered. They are asked about the former once the call that carried it has ended here.
 K3. A ticket whose receivers nobody knows (pickled by hand) ends with its lease.
 
 So nothing depends on the order of messages on different ways, and what a receiver never unpickles is not kept for ever.
 
-On the wire a ticket is a call that the issuer has pending: "arrived" is its REPLY, the question its CANCEL, to the
-target `ARRIVALS`.
+On the wire a ticket is a call that the issuer has pending, to the target `ARRIVALS`: "arrived" is its REPLY; the
+question is its CANCEL, or a CREDIT whose first number is the call that was answered.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_async.errors import Closed
 from monarch_async.mesh.port import Intake
 from monarch_async.runtime.answers import NOTHING
+from monarch_async.runtime.incoming import CREDITS
 from monarch_async.runtime.instance import Instance
 from monarch_async.runtime.router import Router
-from monarch_async.wire.frame import CANCEL, pack_frame
+from monarch_async.wire.frame import CANCEL, CREDIT, pack_frame
 from monarch_async.wire.message import CallFields
 from monarch_async.wire.payload import Buffer
 
@@ -51,16 +52,17 @@ class RefTicket:
         """Keeps ``keeper``. Known to nobody before `sent`, or `Tickets.lease`."""
         self._tickets, self.keeper = tickets, keeper
         self.number = tickets.take_number()
-        self.waiting: dict[int, int] = {}  #: calls, by the address of the receiver that has not arrived
+        #: (call, whether it was answered), by the address of the receiver that has not arrived.
+        self.waiting: dict[int, tuple[int, bool]] = {}
         self.asks_at = 0.0
         self.patience = _SWEEP
 
-    def sent(self, receiver: int, call: int) -> None:
+    def sent(self, receiver: int, call: int, is_answer: bool) -> None:
         """See `wire.ticket.Ticket`. On any thread."""
         is_known = bool(self.waiting)
-        self.waiting[receiver] = call
+        self.waiting[receiver] = call, is_answer
         if not is_known:
-            self._tickets.add(self, 0.0 if call else LEASE)
+            self._tickets.add(self, _SWEEP if is_answer else 0.0)
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         """One receiver has arrived, or never will."""
@@ -136,12 +138,15 @@ class Tickets:
     def _ask(self, ticket: RefTicket, now: float) -> None:
         """K2. Who does not answer, as it may still come, is asked again, less and less often."""
         router = self._router
-        ended = [receiver for receiver, call in ticket.waiting.items() if call not in router.pending]
-        for receiver in ended:
-            with contextlib.suppress(Closed):
-                question = pack_frame(CANCEL, 0, receiver, router.address, ARRIVALS, ticket.number)
-                router.uplink(receiver).send(question)
-        if ended:
+        has_asked = False
+        for receiver, (call, is_answer) in ticket.waiting.items():
+            if is_answer or call not in router.pending:
+                has_asked = True
+                kind, payload = (CREDIT, CREDITS.pack(call, 0)) if is_answer else (CANCEL, b"")
+                question = pack_frame(kind, 0, receiver, router.address, ARRIVALS, ticket.number, b"", payload)
+                with contextlib.suppress(Closed):
+                    router.uplink(receiver).send(question)
+        if has_asked:
             ticket.patience = min(2 * ticket.patience, LEASE)
             ticket.asks_at = now + ticket.patience
 
@@ -185,8 +190,13 @@ class Tickets:
     # -- delivery.Target -------------------------------------------------------------------------------------------
 
     def cancel(self, src: int, call: int) -> None:
-        """Is there anything here from which the ticket may still come? If not, say so; if it has, that is said soon."""
+        """May a ticket still come with a call of this sender? If not, say so; if it has, that is said soon."""
         if (src, call) not in self._arriving and not self._may_come(src):
+            self._say(src, call)
+
+    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
+        """May a ticket still come with an answer to this call (``items``) of ours?"""
+        if (src, call) not in self._arriving and items not in self._router.pending:
             self._say(src, call)
 
     def _may_come(self, src: int) -> bool:
@@ -206,6 +216,3 @@ class Tickets:
         self, src: int, call: int, flags: int, fields: CallFields, skeleton: Buffer, buffers: Sequence[Buffer]
     ) -> None:
         """Nobody calls this."""
-
-    def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
-        """Nor is it a stream."""

@@ -105,7 +105,7 @@ class Answers:
         except PicklingError as error:
             raise _Unsendable(error) from None
         if type(encoded) is Ticketed:
-            encoded.sent_to((request.src,), 0)
+            encoded.sent_to((request.src,), request.call, is_answer=True)
         return encoded
 
     def value(self, request: Request, value: object) -> None:

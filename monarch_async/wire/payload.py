@@ -60,11 +60,11 @@ class Ticketed(Encoded):
 
     tickets: Sequence[Ticket] = ()
 
-    def sent_to(self, receivers: Iterable[int], call: int) -> None:
-        """Say that it has been sent to the processes at these addresses, in this call; 0: as an answer to one."""
+    def sent_to(self, receivers: Iterable[int], call: int, is_answer: bool = False) -> None:
+        """Say that it has been sent to the processes at these addresses, in this call of ours, or to answer one."""
         for receiver in receivers:
             for ticket in self.tickets:
-                ticket.sent(receiver, call)
+                ticket.sent(receiver, call, is_answer)
 
 
 def dumps(value: object, what: str = "value", of: str = "") -> Encoded:

@@ -13,8 +13,8 @@ from typing import Protocol
 class Ticket(Protocol):
     """What is told."""
 
-    def sent(self, receiver: int, call: int) -> None:
-        """The payload has been sent to the process at this address, in this call of ours; 0: as an answer to one."""
+    def sent(self, receiver: int, call: int, is_answer: bool) -> None:
+        """The payload has been sent to the process at this address, in this call of ours, or to answer one of its."""
         ...
 
 

@@ -16,8 +16,9 @@ from monarch_async.errors import Closed, ObjectLost, StoreFull
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.holdings import Holdings, Keeper, ObjectFacts
 from monarch_async.mesh.ref_tickets import ARRIVALS, LEASE, RefTicket
+from monarch_async.runtime.incoming import CREDITS
 from monarch_async.runtime.router import Router
-from monarch_async.wire.frame import CANCEL, HEADER
+from monarch_async.wire.frame import CANCEL, CREDIT, HEADER, REPLY
 from monarch_async.wire.object_layout import lay_out
 from monarch_async.wire.payload import dumps
 
@@ -253,8 +254,8 @@ async def ended(holdings: Holdings) -> None:
 async def test_a_ticket_keeps_until_all_have_arrived(holdings: Holdings, store: Store) -> None:
     keeper = await put(holdings, 1)
     ticket = RefTicket(holdings.tickets, keeper)
-    ticket.sent(OTHER, 3)
-    ticket.sent(OTHER + 1, 3)
+    ticket.sent(OTHER, 3, False)
+    ticket.sent(OTHER + 1, 3, False)
     del keeper
     pending = holdings._router.pending
     store.heard()
@@ -274,7 +275,7 @@ async def test_who_was_sent_it_is_asked_once_the_call_has_ended(
     call = holdings._router.take_id()
     pending[call] = object()  # type: ignore[assignment]
     ticket = RefTicket(holdings.tickets, keeper)
-    ticket.sent(OTHER, call)
+    ticket.sent(OTHER, call, False)
     await asyncio.sleep(0.05)
     assert wire.take() == []
     del pending[call]
@@ -283,6 +284,25 @@ async def test_who_was_sent_it_is_asked_once_the_call_has_ended(
     assert wire.take()[0] == (CANCEL, OTHER, ARRIVALS, ticket.number)
     assert pending[ticket.number].take_reply(OTHER, 0, 0, b"", ())
     await ended(holdings)
+
+
+async def test_with_an_answer_its_receiver_says_when_the_call_is_over(
+    holdings: Holdings, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ref_tickets, "_SWEEP", 0.01)
+    ticket = RefTicket(holdings.tickets, await put(holdings, 1))
+    ticket.sent(OTHER, 44, True)
+    while not wire.frames:
+        await asyncio.sleep(0.005)
+    assert CREDITS.unpack(wire.frames[0][-CREDITS.size :]) == (44, 0)
+    assert wire.take()[0] == (CREDIT, OTHER, ARRIVALS, ticket.number)
+    pending = holdings._router.pending
+    pending[44] = object()  # type: ignore[assignment]
+    holdings.tickets.credit(OTHER, 9, 44, 0)
+    del pending[44]
+    assert not [frame for frame in wire.take() if frame[0] == REPLY]
+    holdings.tickets.credit(OTHER, 9, 44, 0)
+    assert (REPLY, OTHER, 9, 0) in wire.take()
 
 
 async def test_by_hand_it_lasts_for_its_lease(

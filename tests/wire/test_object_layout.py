@@ -70,10 +70,10 @@ class Sealed:
     """Notes a ticket when it is pickled."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.told: list[tuple[int, int, bool]] = []
 
-    def sent(self, receiver: int, call: int) -> None:
-        self.told.append((receiver, call))
+    def sent(self, receiver: int, call: int, is_answer: bool) -> None:
+        self.told.append((receiver, call, is_answer))
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         tickets = collector.get()
@@ -90,7 +90,8 @@ def test_who_is_pickled_learns_who_it_is_sent_to() -> None:
         skeleton, buffers = encoded
         assert loads(skeleton, buffers)
         encoded.sent_to([7, 8], 3)
-        assert sealed.told == [(7, 3), (8, 3)]
+        encoded.sent_to([7], 4, is_answer=True)
+        assert sealed.told == [(7, 3, False), (8, 3, False), (7, 4, True)]
 
 
 def test_pickled_by_other_means_it_learns_nothing() -> None:
