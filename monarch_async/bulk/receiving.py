@@ -39,19 +39,21 @@ class Receiving:
         """Return whether nothing of a range is there (V1)."""
         return stop <= self.arrivals.size and self.arrivals.missing(start, stop) == [(start, stop)]
 
-    def good(self, start: int, stop: int) -> tuple[int, int] | None:
-        """A range that was expected is there; return what to say is taken, if anything."""
+    def good(self, start: int, stop: int) -> Sequence[tuple[int, int]]:
+        """A range that was expected is there; return the ranges to say are taken, if any."""
         self.arrivals.add(start, stop)
         self._garbled.pop(start, None)
         first, last = self._pending
+        said = []
         if start != last:
-            self._pending = start, stop
-            return (first, last) if first < last else None
+            if first < last:
+                said.append((first, last))
+            first = start
+        if stop - first >= self._step:
+            said.append((first, stop))
+            first = stop
         self._pending = first, stop
-        if stop - first < self._step:
-            return None
-        self._pending = stop, stop
-        return first, stop
+        return said
 
     def garbled(self, start: int) -> bool:
         """The range that begins there was garbled; return whether to ask for it again (V3)."""

@@ -200,8 +200,8 @@ class ServedWrite(_Served):
         taken = self._receiving.good(start, stop)
         if self._receiving.is_complete:
             self._complete()
-        elif taken is not None:
-            connection.send(TAKEN, self.id, start=taken[0], total=taken[1])
+        for first, last in taken if not self._is_over else ():
+            connection.send(TAKEN, self.id, start=first, total=last)
 
     def _complete(self) -> None:
         if self.check():

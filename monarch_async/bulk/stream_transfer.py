@@ -137,9 +137,9 @@ class StreamRead(_Attempt):
             return
         else:
             self._ask(READ, [(start, stop)], FROM_COPY)
-            taken = start, stop
-        if taken is not None:
-            self._connection.send(TAKEN, header.transfer, start=taken[0], total=taken[1])
+            taken = [(start, stop)]
+        for first, last in taken if not self._is_over else ():
+            self._connection.send(TAKEN, header.transfer, start=first, total=last)
 
     def take_message(self, header: Header, body: bytes) -> None:
         """The owner says something else."""
