@@ -4,7 +4,8 @@
         weights = await handle.fetch()
 
 A transfer tells of its bytes on the data plane's thread, which costs an addition; the bar is drawn from there by rich,
-which is imported with the first one that is shown. What has ended leaves one line.
+which is imported with the first one that is shown. What has ended leaves one line, which is all where the output is no
+terminal.
 """
 
 import asyncio
@@ -104,9 +105,10 @@ class Bars:
                         self.update(watched.task, completed=watched.done)
                 return super().get_renderables()
 
+        console = self._console or Console(stderr=True)
         self._progress = Drawn(
             TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(), console=self._console or Console(stderr=True), transient=True,
+            TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._progress.start()
         return self._progress
