@@ -22,8 +22,8 @@ Reading order
 - ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a program gets from
   nothing to actors
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
-- ``buffer.py``, ``registration.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory that others read and
-  write
+- ``buffer.py``, ``registration.py``, ``deathwatch.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory
+  that others read and write
 - ``ref.py``, ``holdings.py``, ``ref_tickets.py``  shared objects: references, what is held here, what is on its way
 - ``sliced.py``  what the meshes have in common
 - ``domain.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers: who spawned what,

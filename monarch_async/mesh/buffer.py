@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from monarch_async.bulk.region import RemoteRegion
-from monarch_async.errors import BadCall, Error, Lost, NoTransport, StaleHandle, TransferBroken, TransferError
+from monarch_async.errors import BadCall, NoTransport, StaleHandle, TransferBroken, TransferError
+from monarch_async.mesh.deathwatch import Deathwatch, find_fate
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.progress import watch
 from monarch_async.mesh.registration import Registration, check_lease, find_registration
@@ -163,10 +164,12 @@ class Handle(Generic[T]):
         plane = domain.router.plane
         move = plane.read if what == "fetch" else plane.write
         watched = watch(f"{what} {self._name}", exchange.nbytes)
+        owner = self._region.endpoint.address
         try:
-            await move(self._region, exchange.runs, exchange.views, watched and watched.advance)
+            with Deathwatch(domain, owner):
+                await move(self._region, exchange.runs, exchange.views, watched and watched.advance)
         except (TransferBroken, NoTransport) as error:
-            fate = await _fate(domain, self._region.endpoint.address)
+            fate = await find_fate(domain, owner)
             if fate is None:
                 raise
             raise fate from error
@@ -219,20 +222,6 @@ class Handle(Generic[T]):
 
 def _restore(region: bytes, layout: Layout, epoch: int, name: str) -> Handle[Any]:
     return Handle(RemoteRegion.unpack(region), layout, epoch, name)
-
-
-async def _fate(domain: Domain, owner: int) -> Lost | None:
-    """Return how the owner of memory ended, as its agent tells; None where it lives, or nobody says."""
-    if owner in (domain.router.address, domain.root):
-        return None
-    try:
-        async with asyncio.timeout(domain.router.config.resume_window):
-            await domain.requests.ask(owner, "status")
-    except Lost as lost:
-        return lost
-    except (Error, TimeoutError):
-        pass
-    return None
 
 
 async def _at_leisure(nbytes: int, copy: Any) -> object:

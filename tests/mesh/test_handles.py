@@ -201,3 +201,33 @@ async def test_a_bar_of_a_transfer_that_breaks_off() -> None:
     drawn = text.getvalue()
     assert "0.8/2.0 MB" in drawn and "quick" not in drawn
     assert drawn.count("slow: ended after 750 kB of 2.0 MB") == 1
+
+
+async def test_nobody_waits_for_an_owner_that_is_gone(hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its machine has lost its power: nothing breaks, nothing moves."""
+    monkeypatch.setattr("monarch_async.mesh.deathwatch._PATIENCE", 0.05)
+    async with ma.supervise(ma.ignore):
+        keeper = (await hosts.spawn_procs()).spawn("keeper", Keeper, 4)
+        handle = await keeper.get.call_one()
+        begun = asyncio.Event()
+
+        async def hang(*_: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(active_domain().router.plane, "write", hang)
+        writing = asyncio.ensure_future(handle.write(numpy.zeros(4, "f4")))
+        await begun.wait()
+        await asyncio.sleep(0.2)  # it is asked after more than once
+        assert not writing.done()
+        with pytest.raises(ma.ProcDied):
+            await keeper.die.call_one()
+        with pytest.raises(ma.ProcDied, match="status 3"):
+            async with asyncio.timeout(5):
+                await writing
+        monkeypatch.undo()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                monkeypatch.setattr(active_domain().router.plane, "write", hang)
+                async with await ma.register(numpy.zeros(4)) as mine:
+                    await mine.write(numpy.zeros(4))
