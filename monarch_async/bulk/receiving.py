@@ -39,6 +39,10 @@ class Receiving:
         """Return whether nothing of a range is there (V1)."""
         return stop <= self.arrivals.size and self.arrivals.missing(start, stop) == [(start, stop)]
 
+    def restart(self) -> None:
+        """Another sender goes on, which has sent nothing yet."""
+        self._pending = (0, 0)
+
     def good(self, start: int, stop: int) -> Sequence[tuple[int, int]]:
         """A range that was expected is there; return the ranges to say are taken, if any."""
         self.arrivals.add(start, stop)

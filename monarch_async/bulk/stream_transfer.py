@@ -104,6 +104,7 @@ class StreamRead(_Attempt):
             return False
         self._start(exchanges, connection)
         is_done = False
+        self._receiving.restart()
         try:
             self._ask(READ, self._receiving.arrivals.missing())
             is_done = await self._ended

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ class Target:
     def views(self, start: int, stop: int) -> list[memoryview]:
         whole = memoryview(self.memory)
         bounds = [0, *sorted(c for c in self.cuts if c <= len(self.memory)), len(self.memory)]
-        return Pieces(whole[a:b] for a, b in zip(bounds, bounds[1:], strict=False)).cut(start, stop)
+        return Pieces(whole[a:b] for a, b in pairwise(bounds)).cut(start, stop)
 
 
 @dataclass
