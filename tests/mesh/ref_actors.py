@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,6 +111,24 @@ class Reader(ma.Actor):
             if first <= address < last:
                 return int(device.replace(":", ""), 16), int(inode)
         raise AssertionError("not mapped")
+
+    @ma.endpoint
+    async def wander(self, box: dict[str, list[Any]], mesh: "Reader", hops: int, seed: int) -> list[Any]:
+        """Keep, read, wrap, pass on and return references, as the dice fall."""
+        dice, refs = random.Random(seed), box["refs"]
+        if dice.random() < 0.3:
+            self.kept = dice.choice(refs)
+        if dice.random() < 0.3:
+            refs = [*refs, await ma.put(np.full(dice.choice([10, 3000]), 1.0))]
+        if dice.random() < 0.3:
+            refs = [*refs, await ma.put({"inner": dice.choice(refs)})]
+        if isinstance(value := await dice.choice(refs), dict):
+            await value["inner"]
+        if not hops:
+            return refs[:2]
+        other = mesh.at(dice.randrange(mesh.extent.size))
+        found = await other.wander.call_one({"refs": refs[-4:]}, mesh, hops - 1, dice.randrange(1 << 30))
+        return [*found, refs[0]]
 
     @ma.endpoint
     async def die(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import pickle
+import random
 import signal
 from typing import Any
 
@@ -58,6 +59,35 @@ async def test_two_hosts() -> None:
         del ref, done
         await readers.forget.call()
         await has_objects(0, 0)
+
+
+@pytest.mark.parametrize("calls", [40, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_references_on_many_ways_at_once(calls: int) -> None:
+    """None is lost on its way, whichever calls are cancelled; and in the end there is nothing."""
+    async with ma.local_hosts(2) as hosts:
+        readers = await (await hosts.spawn_procs({"gpus": 2})).spawn("readers", Reader)
+
+        async def one(seed: int) -> None:
+            dice = random.Random(seed)
+            refs = [await ma.put(np.ones(dice.choice([5, 4000])))]
+            call = readers.at(dice.randrange(4)).wander.call_one({"refs": refs}, readers, dice.randrange(6), seed)
+            del refs
+            try:
+                async with asyncio.timeout(dice.choice([None, None, None, 0.01])):
+                    found = await call
+            except TimeoutError:
+                return
+            for ref in found:
+                await ref
+            if dice.random() < 0.2:
+                readers.keep_in_thread.broadcast(found)
+
+        for start in range(0, calls, 8):
+            await asyncio.gather(*map(one, range(start, start + 8)))
+        await readers.keep_in_thread.call(None)
+        await readers.forget.call()
+        await has_objects(0, 0)
+        assert list(await readers.holdings.call()) == [0] * 4 and not active_domain().router.pending
 
 
 async def test_the_host_is_lost() -> None:
