@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from monarch_async.bulk.pieces import Pieces, are_small
 from monarch_async.errors import BadFrame
-from monarch_async.wire.chunk import CHUNK, HEADER_SIZE, checksum, pack_header
+from monarch_async.wire.chunk import CHUNK, checksum, pack_header
 
 #: A chunk of up to this size is joined with its header: a write of one piece, and nothing to wait for.
 _JOINED = 64 << 10
@@ -68,19 +68,14 @@ def chunk_frame(
     transfer: int, pieces: Pieces, start: int, stop: int, is_copied: bool
 ) -> Sequence[bytes | memoryview]:
     """Return the CHUNK of these bytes, in pieces; a frame in one piece holds no memory of the transfer."""
-    body: Sequence[bytes | memoryview] = pieces.cut(start, stop)
-    length = stop - start
-    if is_copied or length <= _JOINED or are_small(pieces.cut(start, stop), length):
-        body = [b"".join(body)]
-    header = pack_header(CHUNK, transfer, start, length, pieces.size, checksum(body))
-    if length <= _JOINED:
-        return [header + bytes(body[0])]
-    return [header, *body]
+    length, views = stop - start, pieces.cut(start, stop)
+    if is_copied or length <= _JOINED or are_small(views, length):
+        body = b"".join(views)
+        header = pack_header(CHUNK, transfer, start, length, pieces.size, checksum((body,)))
+        return (header + body,) if length <= _JOINED else (header, body)
+    return pack_header(CHUNK, transfer, start, length, pieces.size, checksum(views)), *views
 
 
 def holds_memory(frame: Sequence[bytes | memoryview]) -> bool:
     """Return whether a frame of `chunk_frame` refers to the memory of its transfer."""
     return len(frame) > 1 and not isinstance(frame[1], bytes)
-
-
-assert HEADER_SIZE < _JOINED

@@ -45,21 +45,22 @@ class _Attempt:
         self.pieces = pieces
         self._request, self._progress = request, progress
         self._ids: list[int] = []
-        self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[bool] | None = None
         self._is_over = True
 
-    def _start(self, exchanges: Exchanges, connection: BulkConnection) -> None:
+    def _start(self, exchanges: Exchanges, connection: BulkConnection) -> asyncio.Future[bool]:
         self._exchanges, self._connection = exchanges, connection
         self._ids = []
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended = ended = asyncio.get_running_loop().create_future()
         self._is_over = False
+        return ended
 
     def _ask(self, kind: int, ranges: list[tuple[int, int]], flags: int = 0) -> int:
         """Send a request for these ranges; return its id."""
         id = self._exchanges.enter(self)  # type: ignore[arg-type]  a read or a write
         self._ids.append(id)
-        is_all = ranges == [(0, self.pieces.size)] or not self.pieces.size
-        body = self._request._replace(ranges=None if is_all else ranges).pack()
+        request, size = self._request, self.pieces.size
+        body = (request if not size or ranges == [(0, size)] else request._replace(ranges=ranges)).pack()
         if len(body) > self._exchanges.max_body:
             raise FrameTooLarge(len(body), self._exchanges.max_body)
         self._connection.send(kind, id, body, total=self.pieces.size, flags=flags)
@@ -67,6 +68,7 @@ class _Attempt:
 
     def _end(self, error: Exception | None = None, is_done: bool = True) -> None:
         self._is_over = True
+        assert self._ended is not None
         if self._ended.done():
             return
         if error is not None:
@@ -102,12 +104,12 @@ class StreamRead(_Attempt):
         """Go on over a connection; return whether it is complete. Raises what the owner answers."""
         if not connection.is_open:
             return False
-        self._start(exchanges, connection)
+        ended = self._start(exchanges, connection)
         is_done = False
         self._receiving.restart()
         try:
             self._ask(READ, self._receiving.arrivals.missing())
-            is_done = await self._ended
+            is_done = await ended
             return is_done
         finally:
             self._leave(is_done)
@@ -166,7 +168,7 @@ class StreamWrite(_Attempt):
         """Go on over a connection; return whether it is complete. Raises what the owner answers."""
         if not connection.is_open:
             return False
-        self._start(exchanges, connection)
+        ended = self._start(exchanges, connection)
         is_done = False
         try:
             missing = self._taken.missing()
@@ -174,7 +176,7 @@ class StreamWrite(_Attempt):
             self._id = self._ask(WRITE, missing)
             if missing:
                 self._connection.offer(self, is_new=True)
-            is_done = await self._ended
+            is_done = await ended
             return is_done
         finally:
             self._connection.withdraw(self)

@@ -22,7 +22,8 @@ of ``total`` bytes: the runs it moves, end to end. ``start`` is an offset into t
                         AGAIN    of a write: bytes ``start`` to ``total`` were garbled
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
@@ -99,7 +100,7 @@ def parse_header(data: bytes | bytearray | memoryview, max_body: int) -> Header:
 class Checksum(Protocol):
     """A checksum in the making."""
 
-    def update(self, data: memoryview, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> None:
         """Add bytes."""
         ...
 
@@ -108,18 +109,22 @@ class Checksum(Protocol):
         ...
 
 
-def new_checksum() -> Checksum:
-    """Return the xxh3-64 of no bytes."""
+@lru_cache(maxsize=1)
+def _xxh3() -> Callable[[], Checksum]:
+    """Return the constructor of checksums; who moves nothing does not load it."""
     from xxhash import xxh3_64
 
-    return xxh3_64()
+    return xxh3_64
+
+
+def new_checksum() -> Checksum:
+    """Return the xxh3-64 of no bytes."""
+    return _xxh3()()
 
 
 def checksum(pieces: Iterable[bytes | memoryview]) -> int:
     """Return the xxh3-64 of ``pieces``, one after the other."""
-    from xxhash import xxh3_64
-
-    found = xxh3_64()
+    found = _xxh3()()
     for piece in pieces:
         found.update(piece)
     return found.intdigest()
