@@ -103,7 +103,9 @@ class Domain:
         return task
 
     async def cancel_tasks(self) -> None:
-        """Cancel what `start_task` started, and wait for it."""
+        """Cancel what `start_task` started, and wait for it; leases of memory start nothing any more."""
+        for registration in self.registrations.values():
+            registration.renew(None)
         mine = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in mine:
             task.cancel()

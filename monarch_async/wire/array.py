@@ -44,7 +44,7 @@ class Memory:
     def __init__(
         self, value: "Array", library: str, dtype: object, device: str, address: int, place: Strided, writable: bool
     ) -> None:
-        """``address`` is where the first element is; 0 in the memory of another device."""
+        """``address`` is where the first element is, in the memory of ``device``."""
         start, self.extent = place.bounds()
         self.value, self.library, self.dtype, self.device, self.is_writable = value, library, dtype, device, writable
         self.place = place.moved(-start)
@@ -130,9 +130,8 @@ def _memory_of_tensor(tensor: "torch.Tensor", where: str, what: str) -> Memory:
     size = tensor.itemsize
     place = Strided(size, tuple(tensor.shape), tuple([step * size for step in tensor.stride()]))
     name = _torch_name(tensor.dtype)
-    if tensor.is_cpu:
-        return Memory(tensor, "torch", name, "cpu", tensor.data_ptr(), place, True)
-    return Memory(tensor, "torch", name, str(tensor.device), 0, place, True)
+    device = "cpu" if tensor.is_cpu else str(tensor.device)
+    return Memory(tensor, "torch", name, device, tensor.data_ptr(), place, True)
 
 
 def _memory_of_array(array: "numpy.ndarray[Any, Any]", where: str, what: str) -> Memory:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch_async.errors import BadCall, BufferMismatch, UnknownPart
+from monarch_async.errors import BadCall, BufferMismatch, NoTransport, UnknownPart
 from monarch_async.wire.array import Leaf, Memory, allocate, dense_like, find_memory, memory_at, to_device
 from monarch_async.wire.exchange import Pair
 from monarch_async.wire.strided import Index, Take
@@ -87,12 +87,15 @@ class Registered(NamedTuple):
 
 
 def describe(value: object, what: str) -> Registered:
-    """Return where a value's arrays lie. Raises BadCall, naming the place in ``value`` of what is none."""
+    """Return where a value's arrays lie.
+
+    Raises BadCall, naming the place in ``value`` of what is none, and NoTransport for memory of a device.
+    """
     found: list[Memory] = []
     tree = _plant(value, "it", what, found, 0)
     for memory in found:
         if not memory.is_here:
-            raise BadCall(what, f"it is on {memory.device}: memory of a device cannot be registered, a copy of it can")
+            raise NoTransport(what, {memory.device: "others cannot read this device's memory; register a CPU copy"})
     places, spans = _lay_out(found)
     leaves = [
         Leaf(memory.library, memory.dtype, memory.place.moved(start), memory.device)
