@@ -1,8 +1,8 @@
 """Memory that other processes of this machine can map: memfds, kept warm, with nothing to clean up after a crash.
 
 A memfd has no name. Who is told pid and number of its descriptor opens it under ``/proc``, as the same user, and maps
-it; it goes with the last process that has it. New pages cost twelve times as much as copying into old ones (1.4 GB/s
-against 17), so segments that are given back are kept, up to a limit, and so are the mappings of those that others own.
+it; it goes with the last process that has it. New pages cost more than copying into them, many times as much where they
+are small, so segments that are given back are kept, up to a limit, and so are the mappings of those that others own.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from monarch_async.bulk.mapping import ask_for_huge_pages, map_file, populate, unmap, view_of
+from monarch_async.bulk.mapping import map_file, populate, populate_new, unmap, view_of
 from monarch_async.errors import TransferBroken, TransferError
 
 #: (pid, descriptor there, inode, bytes): how others find a segment.
@@ -21,8 +21,6 @@ Token = tuple[int, int, int, int]
 
 #: Segments are of no less.
 _SMALLEST = 64 << 10
-#: From here on a segment is worth large pages.
-_LARGE = 8 << 20
 #: Mappings of others' segments that this process keeps though nobody uses them. Their pages are not ours to count.
 _MOST_MAPPINGS, _MOST_MAPPED = 8, 4 << 30
 
@@ -72,13 +70,13 @@ class Arena:
         self._is_closed = False
         self._lock = threading.RLock()
 
-    def take(self, size: int, *, is_populated: bool = True) -> Segment:
+    def take(self, size: int) -> Segment:
         """Return a segment of ``size`` bytes, whose contents are not defined.
 
-        A new one costs 0.7 ms per MiB (other threads run meanwhile), or later, at the first touch of each page, where
-        it need not be ``is_populated`` now. Raises TransferError where there is no memory, or no descriptor.
+        A new one costs 0.1 ms per MiB where the system has large pages for it, else 0.7, during which other threads
+        run. Raises TransferError where there is no memory, or no descriptor.
         """
-        return self.take_idle(size) or self._make(size, is_populated)
+        return self.take_idle(size) or self._make(size)
 
     def take_idle(self, size: int) -> Segment | None:
         """Return a segment that is there already; None where there is none of that size."""
@@ -107,7 +105,7 @@ class Arena:
         self._is_closed = True
         self._evict(0)
 
-    def _make(self, size: int, is_populated: bool) -> Segment:
+    def _make(self, size: int) -> Segment:
         capacity = capacity_of(size)
         try:
             fd = os.memfd_create("monarch_async", os.MFD_CLOEXEC)
@@ -120,13 +118,10 @@ class Arena:
             os.close(fd)
             raise TransferError(f"shared memory of {size} bytes", str(error)) from error
         whole = view_of(address, capacity, partial(_end, fd, address, capacity))
-        if capacity >= _LARGE:
-            ask_for_huge_pages(address, capacity)
-        if is_populated:
-            try:
-                populate(whole)
-            except OSError as error:
-                raise TransferError(f"shared memory of {size} bytes", f"this machine has none left: {error}") from error
+        try:
+            populate_new(whole)
+        except OSError as error:
+            raise TransferError(f"shared memory of {size} bytes", f"this machine has none left: {error}") from error
         return Segment(fd, os.fstat(fd).st_ino, size, whole[:size], whole)
 
     def _forget(self, fd: int) -> Segment:

@@ -2,6 +2,10 @@
 
 Python's own `mmap` keeps a descriptor for each mapping, and holds the interpreter's lock while it works: a process may
 have thousands of shared objects mapped, and populating one takes longer than anybody waits for that lock.
+
+Pages of 2 MiB make the difference between 0.1 and 1.4 ms per MiB for new memory, between 0.2 and 40 ms for mapping 100
+MB that others have filled, and a factor of two for who reads them by `cma`. Systems give none to shared memory by
+themselves, but do (Linux 6.1) when asked for those of certain addresses, which must be multiples of their size.
 """
 
 import ctypes
@@ -16,9 +20,9 @@ from typing import NamedTuple
 
 from monarch_async.bulk.memory import address_of
 
-#: Linux 5.14; Python's mmap does not name them.
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
-_MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 0)
+#: Linux 5.14, and 6.1; Python's mmap does not name them.
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
+_MAP_FIXED, _PROT_NONE = 0x10, 0
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -41,13 +45,42 @@ def _system() -> _System:
     return _System(library.mmap, library.munmap, library.madvise)
 
 
+@functools.cache
+def huge_page() -> int:
+    """Return the bytes of a large page."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 2 << 20
+
+
+def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:
+    found = _system().mmap(address, size, protection, flags, fd, 0)
+    if found is None or found == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found
+
+
 def map_file(fd: int, size: int, *, is_private: bool, is_writable: bool) -> int:
     """Map the first ``size`` bytes of a file; return where. The descriptor may be closed. Raises OSError."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-    address = _system().mmap(None, size, protection, mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED, fd, 0)
-    if address is None or address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+    huge = huge_page()
+    if size < huge:
+        return _mmap(None, size, protection, flags, fd)
+    room = size + huge
+    start = _mmap(None, room, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    try:
+        address = _mmap(-(-start // huge) * huge, size, protection, flags | _MAP_FIXED, fd)
+    except OSError:
+        unmap(start, room)
+        raise
+    end = address + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    if address > start:
+        unmap(start, address - start)
+    unmap(end, start + room - end)
     return address
 
 
@@ -63,14 +96,28 @@ def view_of(address: int, size: int, then: Callable[[], None]) -> memoryview:
     return PickleBuffer(owner).raw()
 
 
-def ask_for_huge_pages(address: int, size: int) -> None:
-    """Have large pages where the system gives them to shared memory (most do not)."""
-    if _MADV_HUGEPAGE:
-        _system().madvise(address, size, _MADV_HUGEPAGE)
+def enlarge_pages(view: memoryview) -> None:
+    """Have memory in large pages from now on, where the system can: its contents move there, and their addresses stay.
+
+    About 0.3 ms per MiB, during which other threads run; what is in large pages already costs nothing.
+    """
+    huge = huge_page()
+    start = -(-address_of(view) // huge) * huge
+    size = (address_of(view) + len(view) - start) // huge * huge
+    if size > 0:
+        _system().madvise(start, size, _MADV_COLLAPSE)
+
+
+def populate_new(view: memoryview) -> None:
+    """Have all pages of a new mapping in memory now, in large ones as far as possible. Raises as `populate`."""
+    for offset in range(0, len(view), huge_page()):
+        view[offset] = 0  # one page of each is enough for the others to come with it
+    enlarge_pages(view)
+    populate(view)
 
 
 def populate(view: memoryview) -> None:
-    """Have all pages of a mapping in memory now, at a third of what touching them costs.
+    """Have all pages of a mapping in memory now, at half of what touching them costs.
 
     Raises OSError where there is no memory for them. Does nothing on a Linux older than 5.14.
     """

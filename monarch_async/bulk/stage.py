@@ -149,7 +149,7 @@ class _Stage:
             if slot.segment is not None:
                 self._arena.give_back(slot.segment)
             slot.segment = None
-            segment = self._arena.take(size, is_populated=False)
+            segment = self._arena.take(size)
             slot.segment = segment.resized(segment.capacity)
         return slot.segment
 

@@ -131,7 +131,7 @@ class Staged:
     async def _write_piece(self, region: RemoteRegion, progress: Progress, piece: _Piece) -> None:
         runs, views, size = piece
         async with self._lanes[1]:
-            segment = self._arena.take(size, is_populated=False)
+            segment = self._arena.take(size)
             await copy_slices([segment.view], views)
             asked = self._errands.start(self._link.ask("collect", region.id, region.stamp, runs, segment.token))
 

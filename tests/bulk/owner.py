@@ -27,7 +27,8 @@ from monarch_async.transport.dial import Url, listening
 
 def pattern(seed: int, size: int) -> bytes:
     """What an owner's region holds at first."""
-    return random.Random(seed).randbytes(size)
+    part = random.Random(seed).randbytes(min(size, 1_000_003))  # divides nothing that pieces are cut by
+    return (part * (size // len(part) + 1))[:size] if part else b""
 
 
 def open_things() -> int:
@@ -136,6 +137,10 @@ class Owner:
         while line := await self._stdout.readline():
             number, answer = json.loads(line)
             self._answers.pop(number).set_result(answer)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EOFError("the owner has ended"))
+                answer.exception()  # nobody need look
 
     def ask(self, *request: object) -> asyncio.Future[Any]:
         """Have it do something, at once; await the answer."""

@@ -77,13 +77,64 @@ def test_a_segment(arena: Arena, size: int) -> None:
     arena.give_back(segment)
 
 
-def test_pages_are_there_when_it_is_taken(arena: Arena) -> None:
-    segment = arena.take(MIB)
-    assert resident(address_of(segment.view), MIB) == MIB // mmap.PAGESIZE
-    lazy = arena.take(MIB, is_populated=False)
-    assert resident(address_of(lazy.view), MIB) == 0
+@pytest.mark.parametrize("size", [65_536, MIB, 5 * MIB])
+def test_pages_are_there_when_it_is_taken(arena: Arena, size: int) -> None:
+    segment = arena.take(size)
+    assert resident(address_of(segment.view), size) == size // mmap.PAGESIZE
     arena.give_back(segment)
-    arena.give_back(lazy)
+
+
+def in_large_pages(address: int) -> int:
+    """How many bytes of the mapping that begins there are in large pages."""
+    with open("/proc/self/smaps") as file:
+        lines = iter(file)
+        for line in lines:
+            if line.startswith(f"{address:x}-"):
+                break
+        for line in lines:
+            if line.startswith("ShmemPmdMapped:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def test_large_segments_are_in_large_pages(arena: Arena) -> None:
+    """Also in other mappings, which begin at a multiple of their size therefore."""
+    segment = arena.take(5 * MIB)
+    if not in_large_pages(address_of(segment.view)):
+        pytest.skip("this system has none for shared memory")
+    assert in_large_pages(address_of(segment.view)) == 4 * MIB
+    for is_private in (True, False):
+        view = open_segment(segment.token, is_private=is_private)
+        assert bytes(view) == bytes(5 * MIB)
+        assert in_large_pages(address_of(view)) == 4 * MIB
+        del view
+    arena.give_back(segment)
+
+
+def test_no_room_around_a_mapping_is_kept(arena: Arena) -> None:
+    def mapped() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * mmap.PAGESIZE
+
+    segment = arena.take(5 * MIB)
+    before = mapped()
+    views = [open_segment(segment.token) for _ in range(20)]
+    assert mapped() - before <= 20 * 5 * MIB + 2 * MIB
+    del views
+    arena.give_back(segment)
+
+
+def test_enlarging_keeps_what_is_there() -> None:
+    memory = mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    text = os.urandom(8 * MIB)
+    memory[:] = text
+    view = memoryview(memory)
+    mapping.enlarge_pages(view[5:])
+    mapping.enlarge_pages(view[:10])
+    mapping.enlarge_pages(view[:0])
+    assert view == text
+    view.release()
+    memory.close()
 
 
 def test_the_latest_of_its_size_is_used_again(arena: Arena) -> None:
@@ -189,7 +240,7 @@ def test_no_memory_left_when_it_is_populated(arena: Arena, monkeypatch: pytest.M
         raise OSError(12, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(arena_module, "populate", fail)
+        patch.setattr(arena_module, "populate_new", fail)
         with pytest.raises(TransferError, match="none left"):
             arena.take(MIB)
 
@@ -197,6 +248,7 @@ def test_no_memory_left_when_it_is_populated(arena: Arena, monkeypatch: pytest.M
 def test_an_older_linux_has_pages_at_the_first_touch(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(mapping, "_MADV_POPULATE_WRITE", 9999)
+        patch.setattr(mapping, "_MADV_COLLAPSE", 9999)
         segment = arena.take(MIB)
     segment.view[:] = b"x" * MIB
     arena.give_back(segment)
@@ -207,7 +259,7 @@ def test_from_many_threads(arena: Arena) -> None:
 
     def work(number: int) -> None:
         for step in range(200):
-            segment = arena.take(65_536 * (1 + step % 3), is_populated=False)
+            segment = arena.take(65_536 * (1 + step % 3))
             segment.view[:8] = number.to_bytes(8, "little")
             time.sleep(0)
             if segment.view[:8] != number.to_bytes(8, "little"):
@@ -227,7 +279,7 @@ def test_ten_thousand_rounds_leave_nothing(arena: Arena) -> None:
     """Warm ones, new ones, and mapped ones."""
     before = open_things()
     for step in range(10_000):
-        segment = arena.take(1 if step % 10 else 65_536 * (1 + step % 7), is_populated=False)
+        segment = arena.take(1 if step % 10 else 65_536 * (1 + step % 7))
         if step % 5 == 0:
             view = open_segment(segment.token, is_private=step % 2 == 0)
             assert len(view) == segment.size
