@@ -28,6 +28,6 @@ Reading order
 - ``cma``, ``grant``; ``mapping``, ``arena``, ``stage``, ``staged``  between processes of one machine; ``errands``
 - over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``, ``intake``
   and ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
-- ``ucx_library``, ``ucx``  one-sided over UCX
+- ``ucx_library``, ``ucx_worker``, ``ucx_endpoint``, ``ucx_flight``, ``ucx_grants``, ``ucx``  one-sided over UCX
 - ``plane``, ``plane_thread``, ``routes``  one process's data plane, and which way it goes to whom
 """

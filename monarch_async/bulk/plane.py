@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from monarch_async.bulk.arena import Arena
 from monarch_async.bulk.bulk_server import BulkServer
 from monarch_async.bulk.cma import Cma, allow_readers
-from monarch_async.bulk.endpoint import Endpoint, this_machine
+from monarch_async.bulk.endpoint import Endpoint, this_machine, this_network
 from monarch_async.bulk.local import Local
 from monarch_async.bulk.plane_thread import PlaneThread
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
@@ -29,6 +29,8 @@ from monarch_async.bulk.routes import RouteFacts, Routes
 from monarch_async.bulk.staged import Staged, local_operations
 from monarch_async.bulk.stream import BulkLink, StreamTransport
 from monarch_async.bulk.transport import Progress, Run, Transport
+from monarch_async.bulk.ucx_grants import UcxGrants
+from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.config import Config
 from monarch_async.errors import Closed, ForeignHandle, HandshakeRefused, TransferBroken
 from monarch_async.transport.dial import Url, bind, bound_url, listening
@@ -54,7 +56,7 @@ class DataPlane:
         self._routes = Routes(self)
         self._serving = contextlib.AsyncExitStack()
         self._links: dict[Endpoint, BulkLink] = {}
-        self._ucx: Any = None
+        self._ucx: UcxWorker | str = "this process allows no UCX"  # or why there is none
         self._is_closed = False
 
     def identify(self, cluster: bytes, address: int, name: str, bulk_host: str) -> None:
@@ -120,7 +122,7 @@ class DataPlane:
     def _listen(self) -> Endpoint:
         key = secrets.token_bytes(32)
         urls = [Url.abstract(f"monarch-async-bulk-{os.getpid()}-{secrets.token_hex(8)}")]
-        if {"tcp", "ucx"} & set(self.config.allowed_transports):
+        if self._bulk_host or "tcp" in self.config.allowed_transports:  # others ask for their transports' needs there
             host = self._bulk_host or "127.0.0.1"
             urls.append(Url.parse(f"tcp://{f'[{host}]' if ':' in host else host}:0"))
         sockets = [bind(url) for url in urls]
@@ -128,18 +130,21 @@ class DataPlane:
         thread = self.thread
         ucx = thread.call(self._start_ucx)
         thread.call_soon(self._serve, list(zip(urls, sockets, strict=True)), key)
-        return replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx)
+        return replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx, network=this_network())
 
     def _start_ucx(self) -> bytes:
         if "ucx" not in self.config.allowed_transports:
             return b""
         from monarch_async.bulk.ucx import open_worker
 
-        self._ucx = open_worker()
-        return b"" if self._ucx is None else self._ucx.address
+        self._ucx = open_worker(self.regions.beacon, is_loopback_only=not self._bulk_host)
+        return b"" if isinstance(self._ucx, str) else self._ucx.address
 
     def _serve(self, sockets: list[tuple[Url, socket.socket]], key: bytes) -> None:
-        server = BulkServer(self.regions, self.config, local_operations(self.regions, self.arena))
+        operations = local_operations(self.regions, self.arena)
+        if not isinstance(self._ucx, str):
+            operations |= UcxGrants(self.regions, self._ucx).operations()
+        server = BulkServer(self.regions, self.config, operations)
         self._serving.push_async_callback(server.aclose)
 
         async def serve() -> None:
@@ -156,11 +161,11 @@ class DataPlane:
         self, spans: Sequence[memoryview], is_writable: bool, keep: object = None, what: str = "registered memory"
     ) -> tuple[Region, RemoteRegion]:
         """Register memory: flat views of bytes. ``keep`` is kept alive with it; ``what`` names it in errors."""
-        endpoint = self.endpoint
+        self.endpoint  # noqa: B018  the UCX worker starts with it
         region = self.regions.add(spans, is_writable, keep)
-        if endpoint.ucx:
+        if not isinstance(worker := self._ucx, str):
             try:
-                region.rkeys = await self.run(_async(lambda: self._ucx.register(region)))
+                region.rkeys = await self.run(_async(lambda: worker.register(region)))
             except BaseException:
                 self.regions.remove(region)
                 raise
@@ -187,7 +192,7 @@ class DataPlane:
 
     async def _release(self, region: Region) -> None:
         await region.wait_unused()
-        if region.rkeys:
+        if not isinstance(self._ucx, str):
             self._ucx.unregister(region)
 
     # -- moving bytes ----------------------------------------------------------------------------------------------
@@ -283,8 +288,18 @@ class DataPlane:
         from monarch_async.bulk.ucx import Ucx
 
         self.endpoint  # noqa: B018  the worker starts with it
+        if isinstance(self._ucx, str):
+            return None, self._ucx
         why = Ucx.probe(endpoint)
-        return (None, why) if why else (Ucx(endpoint, self._ucx, self.link(endpoint)), "")
+        if why:
+            return None, why
+        transport = Ucx(endpoint, self._ucx, self.link(endpoint))
+        try:
+            await transport.connect()
+        except TransferBroken as error:
+            await transport.aclose()
+            return None, error.why
+        return transport, ""
 
     async def _open_stream(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
         if not endpoint.tcp:
@@ -341,12 +356,12 @@ class DataPlane:
         if self._endpoint is not None:
             await self._started
         await self._serving.aclose()
-        if self._ucx is not None:
+        if not isinstance(self._ucx, str):
             await self._ucx.aclose()
 
 
 def _link_url(endpoint: Endpoint) -> Url:
-    is_here = endpoint.machine == this_machine()
+    is_here = endpoint.network == this_network()
     if endpoint.tcp and not (is_here and endpoint.local):
         return Url.parse(f"tcp://{endpoint.tcp}")
     return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
