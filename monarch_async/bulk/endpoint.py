@@ -29,6 +29,7 @@ class Endpoint:
     local: str = ""  #: name of its abstract unix socket
     tcp: str = ""  #: "host:port"
     ucx: bytes = b""  #: address of its UCX worker
+    network: bytes = b""  #: 8 bytes: equal where two processes reach each other's abstract unix sockets
 
     @lru_cache(maxsize=64)  # noqa: B019  a process packs its own, and few others
     def pack(self) -> bytes:
@@ -53,9 +54,19 @@ def cluster_id(token: bytes) -> bytes:
 @lru_cache(maxsize=1)
 def this_machine() -> bytes:
     """Return what processes share that see each other's pids: of this boot of the kernel, and this pid namespace."""
+    return _namespace("pid")
+
+
+@lru_cache(maxsize=1)
+def this_network() -> bytes:
+    """Return what processes share that reach each other's abstract unix sockets: boot, and network namespace."""
+    return _namespace("net")
+
+
+def _namespace(kind: str) -> bytes:
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             boot = file.read()
-        return hashlib.sha256(boot + os.readlink("/proc/self/ns/pid").encode()).digest()[:8]
+        return hashlib.sha256(boot + os.readlink(f"/proc/self/ns/{kind}").encode()).digest()[:8]
     except OSError:
         return os.urandom(8)  # nobody's: another system
