@@ -8,6 +8,7 @@ MB that others have filled, and a factor of two for who reads them by `cma`. Sys
 themselves, but do (Linux 6.1) when asked for those of certain addresses, which must be multiples of their size.
 """
 
+import asyncio
 import ctypes
 import errno
 import functools
@@ -19,10 +20,14 @@ from pickle import PickleBuffer
 from typing import NamedTuple
 
 from monarch_async.bulk.memory import address_of
+from monarch_async.bulk.region import Region, Regions
+from monarch_async.errors import StaleHandle
 
 #: Linux 5.14, and 6.1; Python's mmap does not name them.
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 _MAP_FIXED, _PROT_NONE = 0x10, 0
+#: Large pages that are made before others have their turn.
+_STEP = 4
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -106,6 +111,26 @@ def enlarge_pages(view: memoryview) -> None:
     size = (address_of(view) + len(view) - start) // huge * huge
     if size > 0:
         _system().madvise(start, size, _MADV_COLLAPSE)
+
+
+async def enlarge_region(regions: Regions, region: Region) -> None:
+    """Have a region's memory in large pages, for those who read it by `cma`; on the plane's loop, step by step.
+
+    Memory that was never touched is allocated by this. Ends where the region is removed meanwhile.
+    """
+    huge = huge_page()
+    for span in region.spans:
+        first = -address_of(span) % huge
+        for offset in range(first, len(span) - huge + 1, _STEP * huge):
+            region.enter()
+            try:
+                regions.find(region.id, region.stamp)
+                enlarge_pages(span[offset : offset + _STEP * huge])
+            except StaleHandle:
+                return
+            finally:
+                region.leave()
+            await asyncio.sleep(0)
 
 
 def populate_new(view: memoryview) -> None:

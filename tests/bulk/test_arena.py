@@ -1,5 +1,6 @@
 """Segments that other processes map: kept warm, found again, and gone when nobody has them."""
 
+import asyncio
 import ctypes
 import gc
 import mmap
@@ -20,6 +21,7 @@ from monarch_async.bulk import arena as arena_module
 from monarch_async.bulk import mapping
 from monarch_async.bulk.arena import Arena, Segment, forget_mappings, open_segment
 from monarch_async.bulk.memory import address_of
+from monarch_async.bulk.region import Regions
 from monarch_async.errors import TransferBroken, TransferError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfds")
@@ -222,6 +224,39 @@ def test_given_back_twice(arena: Arena) -> None:
 def test_dropped_without_being_given_back(arena: Arena) -> None:
     fd = arena.take(MIB).fd
     assert not _is_memfd(fd)
+
+
+async def test_a_region_in_large_pages() -> None:
+    """Its spans, as far as they fill large pages; and no longer than it is registered."""
+
+    def in_large(memory: mmap.mmap) -> int:
+        at = address_of(memoryview(memory))
+        with open("/proc/self/smaps") as file:
+            lines = iter(file)
+            for line in lines:
+                bounds = line.split()[0].split("-")
+                if len(bounds) == 2 and int(bounds[0], 16) <= at < int(bounds[1], 16):
+                    break
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
+
+    huge = mapping.huge_page()
+    regions, memory = Regions(), mmap.mmap(-1, 24 * huge, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    text = os.urandom(24 * huge)
+    memory[:] = text
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    before = in_large(memory)
+    region = regions.add([memoryview(memory)[5:][: 20 * huge], memoryview(memory)[:7]], True)
+    enlarging = asyncio.create_task(mapping.enlarge_region(regions, region))
+    await asyncio.sleep(0)
+    regions.advance(region)  # a new epoch is no reason to stop
+    await enlarging
+    assert memory[:] == text and not region.users
+    if in_large(memory) == before:
+        pytest.skip("this system has none on request")
+    assert in_large(memory) - before >= 19 * huge
+    regions.remove(region)
+    await mapping.enlarge_region(regions, region)
 
 
 @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
