@@ -107,7 +107,7 @@ class Owner(ma.Actor):
     def __init__(self) -> None:
         self.values: list[Any] = []
         self.handles: list[ma.Handle[Any]] = []
-        self.may_go_on = threading.Event()
+        self.is_computing, self.may_go_on = threading.Event(), threading.Event()
 
     async def _register(self, value: Any, **options: Any) -> ma.Handle[Any]:
         self.values.append(value)
@@ -164,9 +164,14 @@ class Owner(ma.Actor):
     def compute(self) -> int:
         """Keep this process's interpreter busy until told otherwise."""
         steps = 0
+        self.is_computing.set()
         while not self.may_go_on.is_set():
             steps += 1
         return steps
+
+    @ma.endpoint
+    async def wait_computing(self) -> None:
+        await asyncio.to_thread(self.is_computing.wait)
 
     @ma.endpoint
     async def go_on(self) -> None:

@@ -179,6 +179,7 @@ async def test_while_the_owner_computes(cluster: Cluster) -> None:
         pytest.skip("the reader computes")
     [handle] = await cluster.ask("own_bytes", 4 * MIB)
     computing = asyncio.ensure_future(cluster.ask("compute"))
+    await cluster.ask("wait_computing")
     async with asyncio.timeout(20):
         assert torch.equal(await handle.fetch(), filled(4 * MIB))
         await handle.write(torch.zeros(4 * MIB, dtype=torch.uint8))
