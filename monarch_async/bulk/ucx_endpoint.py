@@ -61,7 +61,11 @@ class UcxEndpoint:
         return any(name.partition("_")[0] in _ONE_SIDED for name in self.transports())
 
     def transports(self) -> list[str]:
-        """Return the names of the transports it uses, as UCX calls them; none where it is too old to say."""
+        """Return the names of the transports it uses, as UCX calls them; none where it is too old to say.
+
+        Raises UcxFailure.
+        """
+        self._check()
         ffi = self._ffi
         entries = ffi.new("ucp_transport_entry_t[]", _MOST_LANES)
         found = ffi.new(
@@ -75,6 +79,7 @@ class UcxEndpoint:
 
     def unpack(self, key: bytes) -> Any:
         """Return a remote key for this endpoint; `destroy` it. Raises UcxFailure."""
+        self._check()
         found = self._ffi.new("ucp_rkey_h *")
         status = self._lib.ucp_ep_rkey_unpack(self.handle, self._ffi.from_buffer(key), found)
         self._library.check(status, "a remote key")
@@ -102,13 +107,17 @@ class UcxEndpoint:
         return self._begin(lambda how: self._lib.ucp_ep_flush_nbx(self.handle, how), None, "flushing")
 
     def _begin(self, call: Callable[[Any], Any], keep: object, what: str) -> Request | None:
-        if not self.is_usable:
-            raise self._library.failure(self.status or CONNECTION_RESET, "the connection")
+        self._check()
         request = self._worker.begin(call, keep, what)
         if request is not None:
             self._outstanding += 1
             request.add_done_callback(self._ended)
         return request
+
+    def _check(self) -> None:
+        """Raise UcxFailure where UCX may have forgotten it."""
+        if not self.is_usable:
+            raise self._library.failure(self.status or CONNECTION_RESET, "the connection")
 
     def _ended(self, request: Request) -> None:
         self._outstanding -= 1
