@@ -21,8 +21,8 @@ class Config:
     stop_grace: float = 5.0  #: how long teardown hooks may take before TERM, and TERM before KILL
     block_warning: float = 0.1  #: a loop blocked for so long is reported with its stack
     max_frame: int = 16 << 20  #: largest frame accepted after the handshake
-    chunk: int = 1 << 20  #: payload bytes per chunk frame
-    large: int = 256 << 10  #: a message with more payload than this travels in chunks
+    chunk: int = 1 << 20  #: payload bytes per chunk frame, where it cannot
+    large: int = 64 << 10  #: a payload of more than this goes over the data plane
     #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp. One alone is
     #: forced; none at all leaves tensors inside the messages, in chunks. With cma a process that offers its memory
     #: allows processes of the same user to read all of it from then on, as a debugger may (``PR_SET_PTRACER_ANY``).

@@ -20,15 +20,14 @@ from typing import Any, TypeVar
 
 from monarch_async.bulk.arena import Arena
 from monarch_async.bulk.bulk_server import BulkServer
-from monarch_async.bulk.cma import Cma, allow_readers
+from monarch_async.bulk.cma import allow_readers
 from monarch_async.bulk.endpoint import Endpoint, this_machine, this_network
-from monarch_async.bulk.local import Local
+from monarch_async.bulk.mapping import enlarge_region
 from monarch_async.bulk.plane_thread import PlaneThread
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.bulk.routes import RouteFacts, Routes
-from monarch_async.bulk.staged import Staged, local_operations
-from monarch_async.bulk.stream import BulkLink, StreamTransport
-from monarch_async.bulk.transport import Progress, Run, Transport
+from monarch_async.bulk.staged import local_operations
+from monarch_async.bulk.transport import Progress, Run
 from monarch_async.bulk.ucx_grants import UcxGrants
 from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.config import Config
@@ -41,6 +40,12 @@ log = logging.getLogger("monarch_async.bulk")
 
 #: A read of up to this size takes less time than handing it to another thread.
 _AT_ONCE = 1 << 20
+
+#: From this size on registered memory is put into large pages: others then read it in half of the time.
+_WORTH_ENLARGING = 8 << 20
+
+#: How long writers are waited for when the plane is closed. Their connections end then.
+_PATIENCE = 1.0
 
 
 class DataPlane:
@@ -55,9 +60,9 @@ class DataPlane:
         self._endpoint: Endpoint | None = None
         self._routes = Routes(self)
         self._serving = contextlib.AsyncExitStack()
-        self._links: dict[Endpoint, BulkLink] = {}
-        self._ucx: UcxWorker | str = "this process allows no UCX"  # or why there is none
+        self.ucx: UcxWorker | str = "this process allows no UCX"  #: or why there is none
         self._is_closed = False
+        self._enlarging: set[asyncio.Task[None]] = set()
 
     def identify(self, cluster: bytes, address: int, name: str, bulk_host: str) -> None:
         """Say who this process is.
@@ -137,13 +142,13 @@ class DataPlane:
             return b""
         from monarch_async.bulk.ucx import open_worker
 
-        self._ucx = open_worker(self.regions.beacon, is_loopback_only=not self._bulk_host)
-        return b"" if isinstance(self._ucx, str) else self._ucx.address
+        self.ucx = open_worker(self.regions.beacon, is_loopback_only=not self._bulk_host)
+        return b"" if isinstance(self.ucx, str) else self.ucx.address
 
     def _serve(self, sockets: list[tuple[Url, socket.socket]], key: bytes) -> None:
         operations = local_operations(self.regions, self.arena)
-        if not isinstance(self._ucx, str):
-            operations |= UcxGrants(self.regions, self._ucx).operations()
+        if not isinstance(self.ucx, str):
+            operations |= UcxGrants(self.regions, self.ucx).operations()
         server = BulkServer(self.regions, self.config, operations)
         self._serving.push_async_callback(server.aclose)
 
@@ -163,13 +168,20 @@ class DataPlane:
         """Register memory: flat views of bytes. ``keep`` is kept alive with it; ``what`` names it in errors."""
         self.endpoint  # noqa: B018  the UCX worker starts with it
         region = self.regions.add(spans, is_writable, keep)
-        if not isinstance(worker := self._ucx, str):
+        if not isinstance(worker := self.ucx, str):
             try:
                 region.rkeys = await self.run(_async(lambda: worker.register(region)))
             except BaseException:
                 self.regions.remove(region)
                 raise
+        if "cma" in self.config.allowed_transports and any(len(span) >= _WORTH_ENLARGING for span in spans):
+            self.thread.call_soon(self._enlarge, region)
         return region, self.describe(region, what)
+
+    def _enlarge(self, region: Region) -> None:
+        task = asyncio.get_running_loop().create_task(enlarge_region(self.regions, region))
+        self._enlarging.add(task)
+        task.add_done_callback(self._enlarging.discard)
 
     def describe(
         self, region: Region, what: str = "registered memory", endpoint: Endpoint | None = None
@@ -192,8 +204,8 @@ class DataPlane:
 
     async def _release(self, region: Region) -> None:
         await region.wait_unused()
-        if not isinstance(self._ucx, str):
-            self._ucx.unregister(region)
+        if not isinstance(self.ucx, str):
+            self.ucx.unregister(region)
 
     # -- moving bytes ----------------------------------------------------------------------------------------------
 
@@ -265,57 +277,6 @@ class DataPlane:
         """Return the ways found so far, and why they are not better ones."""
         return self._routes.facts()
 
-    async def open_transport(self, name: str, endpoint: Endpoint) -> tuple[Transport | None, str]:
-        """Return one transport to a process, or why there is none. On the plane's loop."""
-        if endpoint.nonce == self.regions.beacon.nonce:
-            if name == "local":
-                return Local(self.regions), ""
-        elif name == "local":
-            return None, "another process"
-        match name:
-            case "cma":
-                why = Cma.probe(endpoint)
-                return (None, why) if why else (Cma(endpoint, self.link(endpoint)), "")
-            case "memfd":
-                why = Staged.probe(endpoint)
-                return (None, why) if why else (Staged(endpoint, self.link(endpoint), self.arena), "")
-            case "ucx":
-                return await self._open_ucx(endpoint)
-            case _:
-                return await self._open_stream(endpoint)
-
-    async def _open_ucx(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
-        from monarch_async.bulk.ucx import Ucx
-
-        self.endpoint  # noqa: B018  the worker starts with it
-        if isinstance(self._ucx, str):
-            return None, self._ucx
-        why = Ucx.probe(endpoint)
-        if why:
-            return None, why
-        transport = Ucx(endpoint, self._ucx, self.link(endpoint))
-        try:
-            await transport.connect()
-        except TransferBroken as error:
-            await transport.aclose()
-            return None, error.why
-        return transport, ""
-
-    async def _open_stream(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
-        if not endpoint.tcp:
-            return None, "it does not listen on TCP"
-        host = Url.parse(f"tcp://{endpoint.tcp}")
-        if host.is_local_only and endpoint.machine != this_machine():
-            return None, f"it listens on {endpoint.tcp} only, and is on another machine"
-        return StreamTransport(endpoint, self.config), ""
-
-    def link(self, endpoint: Endpoint) -> BulkLink:
-        """Return the connection on which a process is asked for what its transports need of it."""
-        link = self._links.get(endpoint)
-        if link is None:
-            link = self._links[endpoint] = BulkLink(endpoint, self.config, _link_url(endpoint))
-        return link
-
     # -- the thread ------------------------------------------------------------------------------------------------
 
     @property
@@ -350,21 +311,19 @@ class DataPlane:
             self.arena.close()
 
     async def _aclose(self) -> None:
+        for task in self._enlarging:
+            task.cancel()
+        revoked = [asyncio.ensure_future(region.wait_unused()) for region in self.regions.remove_all()]
+        if revoked:  # before the server goes, which knows who still writes
+            _, late = await asyncio.wait(revoked, timeout=_PATIENCE)
+            for waiting in late:
+                waiting.cancel()
         await self._routes.aclose()
-        for link in self._links.values():
-            await link.aclose()
         if self._endpoint is not None:
             await self._started
         await self._serving.aclose()
-        if not isinstance(self._ucx, str):
-            await self._ucx.aclose()
-
-
-def _link_url(endpoint: Endpoint) -> Url:
-    is_here = endpoint.network == this_network()
-    if endpoint.tcp and not (is_here and endpoint.local):
-        return Url.parse(f"tcp://{endpoint.tcp}")
-    return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
+        if not isinstance(self.ucx, str):
+            await self.ucx.aclose()
 
 
 def _log_refusal(who: str, error: HandshakeRefused) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.region import RemoteRegion
 from monarch_async.bulk.transport import Run, Transport
+from monarch_async.bulk.ways import Ways
 from monarch_async.errors import NoTransport
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Routes:
     def __init__(self, plane: "DataPlane") -> None:
         """No routes yet."""
         self._plane = plane
+        self._ways = Ways(plane)
         self._routes: OrderedDict[bytes, Route] = OrderedDict()  # by nonce: one for each life of a process
         self._finding: dict[Endpoint, asyncio.Task[Route]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -96,7 +98,7 @@ class Routes:
     async def _open(self, endpoint: Endpoint) -> Route:
         reasons: dict[str, str] = {}
         for name in self._plane.config.allowed_transports:
-            transport, why = await self._plane.open_transport(name, endpoint)
+            transport, why = await self._ways.open(name, endpoint)
             if transport is not None:
                 route = Route(endpoint, transport, reasons)
                 if (before := self._routes.get(endpoint.nonce)) is not None:
@@ -117,7 +119,7 @@ class Routes:
             self._close(route)
 
     def _close(self, route: Route) -> None:
-        closing = asyncio.get_running_loop().create_task(route.transport.aclose())
+        closing = asyncio.get_running_loop().create_task(self._ways.close(route.transport, route.endpoint))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -134,3 +136,4 @@ class Routes:
         self._routes.clear()
         if self._closing:
             await asyncio.wait(self._closing)
+        await self._ways.aclose()

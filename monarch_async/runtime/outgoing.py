@@ -50,7 +50,8 @@ class Parcel:
 
     def __init__(self, parts: Sequence[memoryview], sizes: list[int], is_large: bool) -> None:
         """``parts``: the pickle and the buffers (``sizes``), joined where they are small."""
-        self.parts, self.sizes, self.size, self.is_large = parts, sizes, sum(sizes), is_large
+        self.parts: Sequence[memoryview] = parts
+        self.sizes, self.size, self.is_large = sizes, sum(sizes), is_large
         self.id = 0  #: where it is fetched once by a host
         self.plane: DataPlane | None = None  #: where it is registered, or lies in a segment
         self.region: Region | None = None  #: as it is registered

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from monarch_async.bulk.arena import open_segment
 from monarch_async.bulk.blocks import BlockPool
@@ -58,7 +58,7 @@ class Taker:
         else:
             self._start(self._share(region, upload, fellows, sizes, done))
 
-    def _start(self, work: "asyncio.coroutines.Coroutine[object, object, None]") -> None:
+    def _start(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -105,7 +105,8 @@ def _log(source: str, error: Exception) -> None:
 
 def _open(token: Sequence[object], sizes: Sequence[int], on_gone: Callable[[], None]) -> list[memoryview] | None:
     try:
-        mapped = open_segment(token, on_gone=on_gone)
+        pid, fd, inode, size = token
+        mapped = open_segment((pid, fd, inode, size), on_gone=on_gone)  # type: ignore[arg-type]
     except (Error, OSError) as error:
         _log("a segment", error)
         return None

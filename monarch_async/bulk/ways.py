@@ -1,0 +1,95 @@
+"""How transports to other processes come about: tried, in one plane, one by one."""
+
+from typing import TYPE_CHECKING
+
+from monarch_async.bulk.cma import Cma
+from monarch_async.bulk.endpoint import Endpoint, this_machine, this_network
+from monarch_async.bulk.local import Local
+from monarch_async.bulk.staged import Staged
+from monarch_async.bulk.stream import BulkLink, StreamTransport
+from monarch_async.bulk.transport import Transport
+from monarch_async.errors import TransferBroken
+from monarch_async.transport.dial import Url
+
+if TYPE_CHECKING:
+    from monarch_async.bulk.plane import DataPlane
+
+
+class Ways:
+    """Of one plane, on its loop."""
+
+    def __init__(self, plane: "DataPlane") -> None:
+        """No connections yet."""
+        self._plane = plane
+        self._links: dict[Endpoint, BulkLink] = {}
+
+    async def open(self, name: str, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        """Return one transport to a process, or why there is none."""
+        plane = self._plane
+        if name == "local" and endpoint.nonce != plane.regions.beacon.nonce:
+            return None, "another process"
+        match name:
+            case "local":
+                return Local(plane.regions), ""
+            case "cma":
+                why = Cma.probe(endpoint)
+                return (None, why) if why else (Cma(endpoint, self._link(endpoint)), "")
+            case "memfd":
+                why = Staged.probe(endpoint)
+                return (None, why) if why else (Staged(endpoint, self._link(endpoint), plane.arena), "")
+            case "ucx":
+                return await self._open_ucx(endpoint)
+            case _:
+                return self._open_stream(endpoint)
+
+    async def _open_ucx(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        from monarch_async.bulk.ucx import Ucx
+
+        plane = self._plane
+        plane.endpoint  # noqa: B018  the worker starts with it
+        if isinstance(plane.ucx, str):
+            return None, plane.ucx
+        why = Ucx.probe(endpoint)
+        if why:
+            return None, why
+        transport = Ucx(endpoint, plane.ucx, self._link(endpoint))
+        try:
+            await transport.connect()
+        except TransferBroken as error:
+            await transport.aclose()
+            return None, error.why
+        return transport, ""
+
+    def _open_stream(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
+        if not endpoint.tcp:
+            return None, "it does not listen on TCP"
+        if Url.parse(f"tcp://{endpoint.tcp}").is_local_only and endpoint.machine != this_machine():
+            return None, f"it listens on {endpoint.tcp} only, and is on another machine"
+        return StreamTransport(endpoint, self._plane.config), ""
+
+    def _link(self, endpoint: Endpoint) -> BulkLink:
+        """Return the connection on which a process is asked for what its transports need of it."""
+        link = self._links.get(endpoint)
+        if link is None:
+            link = self._links[endpoint] = BulkLink(endpoint, self._plane.config, _link_url(endpoint))
+        return link
+
+    async def close(self, transport: Transport, endpoint: Endpoint) -> None:
+        """Close a transport, and the connection that it asked on."""
+        await transport.aclose()
+        link = self._links.pop(endpoint, None)
+        if link is not None:
+            await link.aclose()
+
+    async def aclose(self) -> None:
+        """Close what no transport had. Twice is fine."""
+        while self._links:
+            _, link = self._links.popitem()
+            await link.aclose()
+
+
+def _link_url(endpoint: Endpoint) -> Url:
+    is_here = endpoint.network == this_network()
+    if endpoint.tcp and not (is_here and endpoint.local):
+        return Url.parse(f"tcp://{endpoint.tcp}")
+    return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
