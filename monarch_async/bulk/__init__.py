@@ -26,8 +26,9 @@ Reading order
 - ``memory``, ``blocks``  addresses, copies; private memory kept warm
 - ``local``  within one process
 - ``cma``, ``grant``; ``mapping``, ``arena``, ``stage``, ``staged``  between processes of one machine; ``errands``
-- over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``, ``intake``
-  and ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
+- over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``,
+  ``intake``, ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
 - ``ucx_library``, ``ucx_worker``, ``ucx_endpoint``, ``ucx_flight``, ``ucx_grants``, ``ucx``  one-sided over UCX
+- ``device``  the memory of devices, by way of pinned memory
 - ``plane``, ``plane_thread``, ``routes``  one process's data plane, and which way it goes to whom
 """
