@@ -5,13 +5,12 @@ A2. A range that is there never goes again; `add` of one that is there already c
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 
 
 class Arrivals:
     """Which of ``size`` bytes have arrived."""
 
-    __slots__ = ("_starts", "_stops", "_waiting", "count", "size")
+    __slots__ = ("_starts", "_stops", "count", "size")
 
     def __init__(self, size: int) -> None:
         """Nothing has."""
@@ -19,7 +18,6 @@ class Arrivals:
         self.count = 0  #: bytes that are there
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
 
     @property
     def is_complete(self) -> bool:
@@ -41,16 +39,7 @@ class Arrivals:
         self._stops[first:last] = [stop]
         more = stop - start - before
         self.count += more
-        if self._waiting:
-            self._wake()
         return more
-
-    def has(self, start: int, stop: int) -> bool:
-        """Return whether all bytes ``start`` to ``stop`` are there."""
-        if start >= stop:
-            return True
-        index = bisect_right(self._starts, start) - 1
-        return index >= 0 and self._stops[index] >= stop
 
     def missing(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """Return what is not there of bytes ``start`` to ``stop``, as (start, stop) in order."""
@@ -66,17 +55,3 @@ class Arrivals:
         if start < stop:
             found.append((start, stop))
         return found
-
-    def when_there(self, start: int, stop: int, then: Callable[[], None]) -> None:
-        """Call ``then`` as soon as those bytes are there: now, where they are."""
-        if self.has(start, stop):
-            then()
-        else:
-            self._waiting.append((start, stop, then))
-
-    def _wake(self) -> None:
-        ready = [entry for entry in self._waiting if self.has(entry[0], entry[1])]
-        if ready:
-            self._waiting = [entry for entry in self._waiting if not self.has(entry[0], entry[1])]
-            for _, _, then in ready:
-                then()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from monarch_async.bulk.memory import flat
-from monarch_async.bulk.transport import Run
 
 #: Pieces that are smaller on average are gathered and scattered: a copy costs less than the call for each.
 _SMALL_PIECE = 16 << 10
@@ -38,17 +37,3 @@ class Pieces:
 def are_small(pieces: Sequence[memoryview], size: int) -> bool:
     """Return whether ``pieces``, of ``size`` bytes in all, are better moved through one block of memory."""
     return len(pieces) > 1 and size < _SMALL_PIECE * len(pieces)
-
-
-def cut_ranges(runs: Iterable[Run], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return where bytes ``start`` to ``stop`` of a transfer are in its region, as (start, stop); ``runs`` are its."""
-    found = []
-    at = 0
-    for offset, length in runs:
-        if at >= stop:
-            break
-        first, last = max(start, at), min(stop, at + length)
-        if first < last:
-            found.append((offset + first - at, offset + last - at))
-        at += length
-    return found

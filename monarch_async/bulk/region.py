@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import msgpack
 
-from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.memory import address_of
 from monarch_async.bulk.transport import Run
@@ -68,7 +67,7 @@ class Region:
     """A region, at its owner. Entered and left on the plane's loop only."""
 
     __slots__ = (
-        "_drained", "arrivals", "epoch", "first_stamp", "id", "is_writable", "keep", "rkeys", "spans", "stamp", "users",
+        "_drained", "epoch", "first_stamp", "id", "is_writable", "keep", "rkeys", "spans", "stamp", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, spans: Sequence[memoryview], is_writable: bool, keep: object) -> None:
@@ -77,7 +76,6 @@ class Region:
         self.stamp = self.first_stamp = 0
         self.epoch = 0
         self.users = 0
-        self.arrivals: Arrivals | None = None  #: what of it is there, where it is still being filled; None: all of it
         self.rkeys: tuple[bytes, ...] = ()
         self._drained: asyncio.Future[None] | None = None
 
@@ -226,6 +224,10 @@ class Regions:
         if region.stamp != stamp:
             raise StaleHandle("registered memory", "its epoch is over: ask for a newer handle")
         return region
+
+    def remove_all(self) -> list[Region]:
+        """Revoke everything; return what there was."""
+        return [region for region in list(self._regions.values()) if self.remove(region)]
 
     def remove(self, region: Region) -> bool:
         """Revoke: from now on nobody begins to use it. Return whether it was registered. See `Region.wait_unused`."""

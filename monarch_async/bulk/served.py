@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from monarch_async.bulk.bulk_connection import BulkConnection
-from monarch_async.bulk.pieces import Pieces, cut_ranges
+from monarch_async.bulk.pieces import Pieces
 from monarch_async.bulk.receiving import TRIES, Receiving
 from monarch_async.bulk.region import Region, Regions
 from monarch_async.bulk.request import TransferRequest
@@ -97,7 +97,6 @@ class ServedRead(_Served):
         chunk = min(request.chunk, serving.bulk_chunk, MAX_CHUNK)
         window = min(request.window, serving.bulk_window)
         self._sending = Sending(self.ranges, chunk, window, bool(header.flags & FROM_COPY))
-        self._waits_for: tuple[int, int] | None = None  # bytes of the region that have not arrived
         self.region.enter()
 
     def start(self) -> None:
@@ -109,34 +108,16 @@ class ServedRead(_Served):
             self._serving.connection.offer(self, is_new=True)
 
     def next_frame(self) -> Sequence[bytes | memoryview] | None:
-        """Return the next chunk, of a region that is still being filled only where it is there."""
+        """Return the next chunk."""
         found = None if self._is_over else self._sending.next()
         if found is None:
             return None
         start, stop, is_copied = found
-        if self.region.arrivals is not None and not self._is_there(start, stop):
-            return None
         frame = chunk_frame(self.id, self.pieces, start, stop, is_copied)
         if not self.check():
             return None
         self._sending.did_send(start, stop)
         return frame
-
-    def _is_there(self, start: int, stop: int) -> bool:
-        arrivals = self.region.arrivals
-        assert arrivals is not None
-        for first, last in cut_ranges(self._request.runs, start, stop):
-            if not arrivals.has(first, last):
-                if self._waits_for != (first, last):
-                    self._waits_for = first, last
-                    arrivals.when_there(first, last, self._go_on)
-                return False
-        return True
-
-    def _go_on(self) -> None:
-        self._waits_for = None
-        if not self._is_over:
-            self._serving.connection.offer(self, is_new=False)
 
     def did_write(self) -> bool:
         """Return whether there is more right now; forget it with the last chunk."""

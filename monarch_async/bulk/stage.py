@@ -26,8 +26,6 @@ from monarch_async.errors import BadFrame
 MOST_BYTES, MOST_RUNS = 8 << 20, 4096
 #: Bytes copied before others have their turn.
 SLICE = 2 << 20
-#: How often who waits for bytes to arrive here looks whether the region still stands.
-_LOOK = 0.1
 
 
 async def copy_slices(
@@ -75,7 +73,7 @@ class _Stage:
         slot = self._slot(client, number)
         async with slot.lock:
             try:
-                region = await self._arrived(id, stamp, runs)
+                region = self._regions.find(id, stamp)
                 segment = self._fit(slot, size)
                 await self._copy(region, stamp, [segment.view], tuple(region.cut(runs)))
                 return segment.token
@@ -120,19 +118,6 @@ class _Stage:
         finally:
             region.leave()
 
-    async def _arrived(self, id: int, stamp: int, runs: Sequence[Run]) -> Region:
-        """Return the region as soon as that much of it is there."""
-        region = self._regions.find(id, stamp)
-        if region.arrivals is not None:
-            loop = asyncio.get_running_loop()
-            for offset, length in runs:
-                there = loop.create_future()
-                region.arrivals.when_there(offset, offset + length, partial(_settle, there))
-                while not there.done():
-                    await asyncio.wait([there], timeout=_LOOK)
-                    self._regions.find(id, stamp)
-        return region
-
     def _slot(self, client: Peer, number: int) -> _Slot:
         slots = self._slots.get(client)
         if slots is None:
@@ -167,8 +152,3 @@ def _size_of(runs: Iterable[Run]) -> int:
     if size > MOST_BYTES:
         raise BadFrame(f"a piece of {size} bytes, more than {MOST_BYTES}")
     return size
-
-
-def _settle(there: "asyncio.Future[None]") -> None:
-    if not there.done():
-        there.set_result(None)

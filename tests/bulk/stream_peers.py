@@ -5,13 +5,14 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
-from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.bulk_server import BulkServer, Operation
 from monarch_async.bulk.endpoint import Endpoint, this_machine
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
+from monarch_async.bulk.served import ServedRead
 from monarch_async.bulk.stream import BulkLink, StreamTransport
 from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused
@@ -29,6 +30,40 @@ def random_bytes(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+class Gate:
+    """Holds reads back where they are served in this process, at a byte of each where a chunk begins."""
+
+    def __init__(self, at: int) -> None:
+        self._at: int | None = at
+        self._held: list[ServedRead] = []
+
+    def holds(self, read: ServedRead) -> bool:
+        """Whether it has come to the gate; it waits there as one does whose window is full."""
+        found = read._sending.next()
+        if self._at is None or found is None or found[1] <= self._at:
+            return False
+        assert found[0] >= self._at, "the gate is within a chunk"
+        self._held.append(read)
+        return True
+
+    def open(self) -> None:
+        """Let all go on."""
+        self._at = None
+        for read in self._held:
+            read._serving.connection.offer(read, is_new=False)
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Stand in the way meanwhile."""
+        next_frame = ServedRead.next_frame
+
+        def held(read: ServedRead) -> Sequence[bytes | memoryview] | None:
+            return None if self.holds(read) else next_frame(read)
+
+        with mock.patch.object(ServedRead, "next_frame", held):
+            yield
+
+
 @dataclass
 class Owner:
     """A process's regions, and the server of them."""
@@ -37,18 +72,18 @@ class Owner:
     server: BulkServer
     endpoint: Endpoint
     config: Config
+    until_closed: contextlib.ExitStack
     refused: list[tuple[str, HandshakeRefused]] = field(default_factory=list)
 
     def add(self, memory: Sequence[bytearray | memoryview] | bytearray, is_writable: bool = True) -> Region:
         parts = [memory] if isinstance(memory, bytearray) else memory
         return self.regions.add([memoryview(part) for part in parts], is_writable)
 
-    def filling(self, memory: bytearray, count: int) -> tuple[Region, Arrivals]:
-        """Memory of which only the first ``count`` bytes are there."""
-        region = self.add(memory)
-        region.arrivals = arrivals = Arrivals(len(memory))
-        arrivals.add(0, count)
-        return region, arrivals
+    def gate(self, at: int) -> Gate:
+        """Send no more than the first ``at`` bytes of any read, until it is opened."""
+        gate = Gate(at)
+        self.until_closed.enter_context(gate.closed())
+        return gate
 
     def handle(self, region: Region) -> RemoteRegion:
         spans = tuple((0, len(span)) for span in region.spans)
@@ -78,7 +113,7 @@ async def owning(config: Config = SMALL, operations: Mapping[str, Operation] | N
     regions = Regions()
     server = BulkServer(regions, config, operations or {})
     endpoint = Endpoint(b"cluster!", 1, "trainers[0] on host-07", this_machine(), os.getpid(), 0, b"n" * 16, KEY)
-    owner = Owner(regions, server, endpoint, config)
+    owner = Owner(regions, server, endpoint, config, contextlib.ExitStack())
     refused = lambda who, why: owner.refused.append((who, why))  # noqa: E731
     async with listening(Url.parse("tcp://127.0.0.1:0"), KEY, lambda info: b"", server.take, refused) as url:
         owner.endpoint = replace(endpoint, tcp=url.text.removeprefix("tcp://"))
@@ -86,6 +121,26 @@ async def owning(config: Config = SMALL, operations: Mapping[str, Operation] | N
             yield owner
         finally:
             await server.aclose()
+            owner.until_closed.close()
+
+
+class Moved:
+    """Progress that can be waited for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._more = asyncio.Event()
+
+    def __call__(self, count: int) -> None:
+        self.count += count
+        self._more.set()
+
+    async def wait(self, count: int) -> None:
+        """Wait until so many bytes have moved, and no more."""
+        while self.count < count:
+            self._more.clear()
+            await self._more.wait()
+        assert self.count == count
 
 
 def ignore(count: int) -> None:
@@ -93,9 +148,10 @@ def ignore(count: int) -> None:
 
 
 async def own() -> None:
-    """Own a region of 1 MiB of which a half is there, until killed. Says its handle."""
+    """Own a region of 1 MiB, and send half of it, until killed. Says its handle."""
     async with owning() as owner:
-        region, _ = owner.filling(bytearray(random_bytes(1 << 20)), 512 << 10)
+        owner.gate(512 << 10)
+        region = owner.add(bytearray(random_bytes(1 << 20)))
         print(owner.handle(region).pack().hex(), flush=True)
         await asyncio.Event().wait()
 
@@ -103,16 +159,11 @@ async def own() -> None:
 async def read(text: str) -> None:
     """Read a region, and say when half of it is there."""
     region = RemoteRegion.unpack(bytes.fromhex(text))
-    transport, into = StreamTransport(region.endpoint, SMALL), bytearray(region.size)
-    there = 0
-
-    def progress(count: int) -> None:
-        nonlocal there
-        there += count
-        if there == region.size // 2:
-            print("half", flush=True)
-
-    await transport.read(region, [(0, region.size)], [memoryview(into)], progress)
+    transport, into, moved = StreamTransport(region.endpoint, SMALL), bytearray(region.size), Moved()
+    reading = asyncio.create_task(transport.read(region, [(0, region.size)], [memoryview(into)], moved))
+    await moved.wait(region.size // 2)
+    print("half", flush=True)
+    await reading
 
 
 @contextlib.asynccontextmanager

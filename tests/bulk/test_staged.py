@@ -14,7 +14,6 @@ from owner import Owner, a_link, an_owner, pattern
 
 from monarch_async.bulk import stage, staged
 from monarch_async.bulk.arena import Arena, forget_mappings
-from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.endpoint import Endpoint, this_machine
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.bulk.staged import Staged, local_operations
@@ -257,33 +256,6 @@ async def test_removed_between_two_pieces(owner: Owner, way: Staged, monkeypatch
         with pytest.raises(StaleHandle):
             await move(region, [(0, 20 << 20)], views(20 << 20), remove)
         await asyncio.wait_for(removal[0], 5)
-
-
-async def test_a_region_that_is_still_arriving() -> None:
-    """It is read as far as it has arrived, and waited for; not for ever where it is removed."""
-    memory = bytearray(pattern(7, 1000))
-    plane = OwnPlane(memory)
-    plane.region.arrivals = arrivals = Arrivals(1000)
-    way = Staged(plane.endpoint, plane, Arena())
-    arrivals.add(0, 500)
-    (into,) = views(500)
-    await way.read(plane.remote, [(0, 500)], [into], progress)
-    assert into == memory[:500]
-    reading = asyncio.create_task(way.read(plane.remote, [(400, 500)], [into], progress))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(reading), 0.05)
-    memory[500:900] = b"n" * 400
-    arrivals.add(500, 900)
-    await asyncio.wait_for(reading, 5)
-    assert into == memory[400:900]
-    remote = plane.remote
-    reading = asyncio.create_task(way.read(remote, [(500, 500)], [into], progress))
-    await asyncio.sleep(0)
-    plane.regions.remove(plane.region)
-    with pytest.raises(StaleHandle):
-        await asyncio.wait_for(reading, 5)
-    await asyncio.wait_for(plane.region.wait_unused(), 5)
-    await way.aclose()
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------

@@ -163,37 +163,10 @@ async def test_stale_handles() -> None:
         assert into == b"." * 1000 and memory == bytes(1000)
 
 
-async def test_what_is_still_arriving_is_served_as_it_comes() -> None:
-    data, size = random_bytes(1 << 20), 1 << 20
+async def test_a_read_that_does_not_move_is_revoked() -> None:
     async with owning() as owner, transport_to(owner) as transport:
-        memory = bytearray(size)
-        memory[: size // 2] = data[: size // 2]
-        region, arrivals = owner.filling(memory, size // 2)
-        into, there = bytearray(size), 0
-        half = asyncio.Event()
-
-        def progress(count: int) -> None:
-            nonlocal there
-            there += count
-            if there == size // 2:
-                half.set()
-
-        reading = asyncio.create_task(
-            transport.read(owner.handle(region), [(0, size)], [memoryview(into)], progress)
-        )
-        await half.wait()
-        assert into[: size // 2] == data[: size // 2] and not reading.done()
-        for start in (size - 100_000, size // 2):  # out of order
-            stop = size if start > size // 2 else size - 100_000
-            memory[start:stop] = data[start:stop]
-            arrivals.add(start, stop)
-        await reading
-        assert into == data and region.users == 0
-
-
-async def test_a_region_that_never_fills_is_revoked() -> None:
-    async with owning() as owner, transport_to(owner) as transport:
-        region, _ = owner.filling(bytearray(1 << 20), 0)
+        owner.gate(0)
+        region = owner.add(bytearray(1 << 20))
         reading = asyncio.create_task(
             transport.read(owner.handle(region), [(0, 10)], [memoryview(bytearray(10))], ignore)
         )
@@ -292,7 +265,8 @@ def test_who_is_gone_is_told_at_once() -> None:
 
 async def test_the_server_closes() -> None:
     async with owning() as owner, transport_to(owner) as transport:
-        region, _ = owner.filling(bytearray(1 << 20), 0)
+        owner.gate(0)
+        region = owner.add(bytearray(1 << 20))
         reading = asyncio.create_task(
             transport.read(owner.handle(region), [(0, 10)], [memoryview(bytearray(10))], ignore)
         )

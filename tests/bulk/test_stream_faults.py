@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from stream_peers import KEY, SMALL, Owner, ignore, owning, program, random_bytes
+from stream_peers import KEY, SMALL, Moved, Owner, ignore, owning, program, random_bytes
 
 from monarch_async.bulk.receiving import TRIES
 from monarch_async.bulk.region import RemoteRegion
@@ -183,36 +183,19 @@ async def test_another_process_listens_there() -> None:
 # -- revoked, cancelled ----------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def half_read(owner: Owner, transport: StreamTransport) -> AsyncIterator[tuple[asyncio.Task[None], bytearray]]:
-    """A read of which a half is there, and no more comes by itself."""
-    region, _ = owner.filling(bytearray(DATA), SIZE // 2)
-    into, there, half = bytearray(SIZE), 0, asyncio.Event()
-
-    def progress(count: int) -> None:
-        nonlocal there
-        there += count
-        if there == SIZE // 2:
-            half.set()
-
-    handle = owner.handle(region)
-    reading = asyncio.create_task(transport.read(handle, [(0, SIZE)], [memoryview(into)], progress))
-    await half.wait()
-    yield reading, into
-    await region.wait_unused()
-
-
 async def test_revoked_in_mid_transfer() -> None:
     async with owning() as owner:
-        transport = owner.transport()
-        async with half_read(owner, transport) as (reading, _):
-            region = next(iter(owner.regions._regions.values()))
-            assert region.arrivals is not None
-            owner.regions.remove(region)
-            region.spans[0][:] = bytes(SIZE)
-            region.arrivals.add(0, SIZE)
-            with pytest.raises(StaleHandle, match="the weights"):
-                await reading
+        gate, transport, moved = owner.gate(SIZE // 2), owner.transport(), Moved()
+        region, into = owner.add(memory := bytearray(DATA)), bytearray(SIZE)
+        reading = asyncio.create_task(transport.read(owner.handle(region), [(0, SIZE)], [memoryview(into)], moved))
+        await moved.wait(SIZE // 2)
+        owner.regions.remove(region)
+        memory[:] = b"n" * SIZE
+        gate.open()
+        with pytest.raises(StaleHandle, match="the weights"):
+            await reading
+        assert into == DATA[: SIZE // 2] + bytes(SIZE // 2)
+        await region.wait_unused()
         await transport.aclose()
 
 
@@ -316,16 +299,9 @@ async def test_the_owner_is_killed_in_mid_transfer() -> None:
         assert process.stdout is not None
         region = RemoteRegion.unpack(bytes.fromhex((await process.stdout.readline()).decode()))
         transport = StreamTransport(region.endpoint, replace(SMALL, bulk_retries=30.0))
-        there, half = 0, asyncio.Event()
-
-        def progress(count: int) -> None:
-            nonlocal there
-            there += count
-            if there == SIZE // 2:
-                half.set()
-
-        reading = asyncio.create_task(read_all(transport, region, progress))
-        await half.wait()
+        moved = Moved()
+        reading = asyncio.create_task(read_all(transport, region, moved))
+        await moved.wait(SIZE // 2)
         begun = time.monotonic()
         process.send_signal(signal.SIGKILL)
         with pytest.raises(TransferBroken, match="its process cannot be reached"):
@@ -336,7 +312,8 @@ async def test_the_owner_is_killed_in_mid_transfer() -> None:
 
 async def test_the_reader_is_killed_in_mid_transfer() -> None:
     async with owning() as owner:
-        region, _ = owner.filling(bytearray(DATA), SIZE // 2)
+        owner.gate(SIZE // 2)
+        region = owner.add(bytearray(DATA))
         async with program("read", owner.handle(region).pack().hex()) as process:
             assert process.stdout is not None
             assert await process.stdout.readline() == b"half\n"
@@ -447,7 +424,7 @@ async def test_nonsense(frame: bytes, why: str, caplog: pytest.LogCaptureFixture
 
 async def test_two_requests_with_one_id() -> None:
     async with owning() as owner, raw(owner) as (end, wire):
-        region, _ = owner.filling(bytearray(DATA), 0)
+        region = owner.add(bytearray(DATA))
         wire.write(request_of(owner, owner.handle(region)) * 2)
         await end.is_lost.wait()
         assert region.users == 0

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import monarch_async.errors as errors
-from monarch_async.bulk.pieces import Pieces, are_small, cut_ranges
+from monarch_async.bulk.arrivals import Arrivals
+from monarch_async.bulk.pieces import Pieces, are_small
 from monarch_async.bulk.receiving import TRIES, Receiving
 from monarch_async.bulk.redial import Break, Redial
 from monarch_async.bulk.request import TransferRequest, pack_error, unpack_error
@@ -32,16 +33,6 @@ def test_pieces_are_one_space(parts: list[bytes], data: st.DataObject) -> None:
     assert all(map(len, found))
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=8), st.data())
-def test_ranges_of_runs(runs: list[tuple[int, int]], data: st.DataObject) -> None:
-    space = [offset + i for offset, length in runs for i in range(length)]
-    start = data.draw(st.integers(0, len(space)))
-    stop = data.draw(st.integers(start, len(space)))
-    found = cut_ranges(runs, start, stop)
-    assert [i for first, last in found for i in range(first, last)] == space[start:stop]
-    assert all(first < last for first, last in found)
-
-
 def test_many_small_pieces_are_gathered() -> None:
     view = memoryview(bytes(1 << 20))
     assert are_small([view[:100]] * 2, 200)
@@ -60,6 +51,25 @@ def test_frames_of_chunks(size: int, cuts: int, is_copied: bool, holds: bool) ->
     frame = chunk_frame(3, pieces, 0, size, is_copied)
     assert holds_memory(frame) is holds
     assert b"".join(frame)[64:] == memory
+
+
+# -- what is there -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted), max_size=12), st.data())
+def test_what_has_arrived_is_a_set_of_bytes(ranges: list[list[int]], data: st.DataObject) -> None:
+    arrivals, there = Arrivals(40), set[int]()
+    for start, stop in ranges:
+        more = set(range(start, stop)) - there
+        assert arrivals.add(start, stop) == len(more)
+        there |= more
+    assert arrivals.count == len(there) and arrivals.is_complete == (len(there) == 40)
+    start = data.draw(st.integers(0, 40))
+    stop = data.draw(st.integers(start, 40))
+    missing = arrivals.missing(start, stop)
+    assert [i for first, last in missing for i in range(first, last)] == sorted(set(range(start, stop)) - there)
+    assert all(first < last for first, last in missing)
+    assert all(before[1] < after[0] for before, after in pairwise(missing))
 
 
 # -- sending and receiving -----------------------------------------------------------------------------------------
