@@ -21,6 +21,7 @@ from monarch_async.errors import (
     Lost,
     MeshError,
     NotAnEndpoint,
+    NotEverywhere,
     NoTransport,
     ObjectLost,
     PicklingError,
@@ -36,6 +37,7 @@ from monarch_async.errors import (
     WouldDeadlock,
 )
 from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.mesh.broadcast import broadcast
 from monarch_async.mesh.buffer import Handle, register
 from monarch_async.mesh.cluster import attach, local_hosts, run
 from monarch_async.mesh.host_mesh import HostMesh, this_host
@@ -51,6 +53,7 @@ from monarch_async.mesh.transports import transports
 from monarch_async.mesh.value_mesh import ValueMesh
 from monarch_async.ranks import Extent, Point
 from monarch_async.remote_error import RemoteError
+from monarch_async.rl.weights import WeightPublisher, WeightSubscriber
 from monarch_async.runtime.actor import Actor, endpoint
 from monarch_async.runtime.context import Context, context
 from monarch_async.version import __version__
@@ -83,6 +86,7 @@ __all__ = [
     "MeshError",
     "NoTransport",
     "NotAnEndpoint",
+    "NotEverywhere",
     "ObjectLost",
     "PicklingError",
     "Point",
@@ -102,10 +106,13 @@ __all__ = [
     "TransferError",
     "UnknownPart",
     "ValueMesh",
+    "WeightPublisher",
+    "WeightSubscriber",
     "WireError",
     "WouldDeadlock",
     "__version__",
     "attach",
+    "broadcast",
     "channel",
     "context",
     "endpoint",

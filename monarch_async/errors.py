@@ -25,6 +25,7 @@
     │   ├── NoTransport        no way to the other process works; says why for each
     │   ├── TransferBroken     a way that worked broke for good
     │   ├── ObjectLost         a shared object has no copy left
+    │   ├── NotEverywhere      a broadcast did not reach some hosts; says why for each
     │   └── StoreFull          a shared object is larger than a host may ever keep
     └── WireError              what arrives is not what was agreed
         ├── FrameTooLarge
@@ -288,8 +289,7 @@ class NoTransport(TransferError):
     def __init__(self, what: str, reasons: Mapping[str, str]) -> None:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "no transport is allowed"
         super().__init__(what, f"no transport works ({why})")
-        self.args = (what, dict(reasons))
-        self.reasons = dict(reasons)
+        self.args, self.reasons = (what, dict(reasons)), dict(reasons)
 
 
 class TransferBroken(TransferError):
@@ -298,6 +298,14 @@ class TransferBroken(TransferError):
 
 class ObjectLost(TransferError):
     """No copy of a shared object is left."""
+
+
+class NotEverywhere(TransferError):
+    """A broadcast did not reach some hosts; all others have their copy. ``reasons`` says why, by the host's name."""
+
+    def __init__(self, what: str, reasons: Mapping[str, str]) -> None:
+        super().__init__(what, "; ".join(f"not on {host}: {reason}" for host, reason in reasons.items()))
+        self.args, self.reasons = (what, dict(reasons)), dict(reasons)
 
 
 class StoreFull(TransferError):

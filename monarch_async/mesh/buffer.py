@@ -11,7 +11,7 @@ writes may see some of both: epochs and `aclose` are for saying so, calls and re
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -21,7 +21,7 @@ from monarch_async.mesh.deathwatch import Deathwatch, find_fate
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.progress import watch
 from monarch_async.mesh.registration import Registration, check_lease, find_registration
-from monarch_async.wire.exchange import Exchange, reading, writing
+from monarch_async.wire.exchange import Exchange, Pair, reading, writing
 from monarch_async.wire.layout import Layout, describe, new_pairs, pair_up
 from monarch_async.wire.strided import Index
 
@@ -70,6 +70,16 @@ class Handle(Generic[T]):
         return f"<handle of {self._name}: {what}, {self.nbytes} bytes, of {self.owner}>"
 
     # -- what it is of ---------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """What its arrays are, and where in the region."""
+        return self._layout
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self._name
 
     @property
     def owner(self) -> str:
@@ -136,15 +146,20 @@ class Handle(Generic[T]):
             raise BadCall(f"{self._name}.fetch", "out= says already where it goes: leave out device=")
         else:
             pairs, finish = pair_up(layout, out, self._name, "out"), None
-        exchange = reading(pairs, take, self._name)
-        await self._move(domain, "fetch", exchange)
-        if exchange.copies:
-            await _at_leisure(exchange.copied_bytes, exchange.copy)
+        exchange = await self.read(domain, pairs)
         if finish is None:
             for memory in exchange.into:
                 memory.note_change()
             return cast(T, out)
-        return cast(T, finish() if device is None else await _at_leisure(exchange.nbytes, finish))
+        return cast(T, finish() if device is None else await at_leisure(exchange.nbytes, finish))
+
+    async def read(self, domain: Domain, pairs: Sequence[Pair]) -> Exchange:
+        """Copy arrays of the region to memory here; see `fetch`. Return what was done."""
+        exchange = reading(pairs, domain.router.pool.take, self._name)
+        await self._move(domain, "fetch", exchange)
+        if exchange.copies:
+            await at_leisure(exchange.copied_bytes, exchange.copy)
+        return exchange
 
     async def write(self, source: T, slice: Index | None = None) -> None:
         """Copy ``source`` (same structure, dtypes, shapes; see `fetch`) into the memory; it is there when this returns.
@@ -157,7 +172,7 @@ class Handle(Generic[T]):
         layout = self._layout if slice is None else self._layout.sliced(slice, self._name)
         exchange = writing(pair_up(layout, source, self._name, "source"), domain.router.pool.take, self._name)
         if exchange.copies:
-            await _at_leisure(exchange.copied_bytes, exchange.copy)
+            await at_leisure(exchange.copied_bytes, exchange.copy)
         await self._move(domain, "write", exchange)
 
     async def _move(self, domain: Domain, what: str, exchange: Exchange) -> None:
@@ -224,5 +239,6 @@ def _restore(region: bytes, layout: Layout, epoch: int, name: str) -> Handle[Any
     return Handle(RemoteRegion.unpack(region), layout, epoch, name)
 
 
-async def _at_leisure(nbytes: int, copy: Any) -> object:
+async def at_leisure(nbytes: int, copy: Callable[[], T]) -> T:
+    """Call what copies so many bytes: here, or where that takes long on a thread."""
     return copy() if nbytes < _LONG_COPY else await asyncio.to_thread(copy)

@@ -9,7 +9,7 @@ fails itself. When an owner ends, what it spawned ends with it.
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_async.control.controller import Host, ProcIds, Requests
 from monarch_async.control.supervision import Failure
@@ -41,6 +41,16 @@ class Outcome:
         self.is_handled: bool | None = None
 
 
+class Belonging(Protocol):
+    """What else ends with who made it. ``owner`` is as of `Domain.owner`."""
+
+    owner: object
+
+    def end(self) -> None:
+        """The owner has ended."""
+        ...
+
+
 class Domain:
     """One process's part in the cluster. Subclassed by the client's program and the worker."""
 
@@ -53,6 +63,7 @@ class Domain:
         self.allocations: dict[int, Allocation] = {}  #: by proc address
         self.groups: dict[int, ActorGroup] = {}  #: by actor id
         self.registrations: dict[int, Registration] = {}  #: by the id of the region
+        self.belongings: set[Belonging] = set()
         self.lost_hosts: set[int] = set()
         self.holdings = Holdings(router, self.requests, self.store_agent)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -194,6 +205,8 @@ class Domain:
 
     async def end(self, owner: object, reason: str) -> None:
         """End what ``owner`` has spawned, as it ends itself. Waits until all is gone."""
+        for belonging in [belonging for belonging in list(self.belongings) if belonging.owner is owner]:
+            belonging.end()
         allocations = {id(a): a for a in self.allocations.values() if a.owner is owner}
         groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
         stops = [group.stop(group.members) for group in groups]

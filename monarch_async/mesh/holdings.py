@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_async.bulk.arena import Token, open_segment
 from monarch_async.bulk.memory import copy
@@ -49,6 +49,13 @@ class ObjectFacts:
 
     def __str__(self) -> str:
         return f"shared object {self.id.hex()[:8]} ({self.nbytes:,} bytes, put on {self.where})"
+
+
+class Hole(NamedTuple):
+    """A part of an object that somebody else writes: called with its memory, ``fill`` does."""
+
+    run: tuple[int, int]  #: offset and bytes
+    fill: Callable[[memoryview], Awaitable[None]]
 
 
 class Keeper:
@@ -193,8 +200,13 @@ class Holdings:
 
     # -- putting ---------------------------------------------------------------------------------------------------
 
-    async def put(self, laid: Laid, where: Callable[[int], str], inner: Sequence[Keeper]) -> Keeper:
-        """Make a new object and hold it. ``where`` names the host of an agent. Waits while the host is full."""
+    async def put(
+        self, laid: Laid, where: Callable[[int], str], inner: Sequence[Keeper], hole: Hole | None = None
+    ) -> Keeper:
+        """Make a new object and hold it. ``where`` names the host of an agent. Waits while the host is full.
+
+        ``hole`` is what ``laid`` leaves out: it is filled in place. What that raises is raised.
+        """
         agent = self._find_agent(0)
         facts = ObjectFacts(os.urandom(16), agent, laid.size, where(agent))
         try:
@@ -210,7 +222,10 @@ class Holdings:
                     raise
                 self._post(agent, "abort", facts.id)
                 self._wants_region = True
-                await self._fill(await self._alloc(facts), laid)
+                grant = await self._alloc(facts)
+                await self._fill(grant, laid)
+            if hole is not None:
+                await self._fill_hole(grant, hole)
             self._post(agent, "seal", facts.id)  # whoever opens it before that has arrived waits for it
         except BaseException:
             self._post(agent, "abort", facts.id)
@@ -234,13 +249,26 @@ class Holdings:
         else:
             await plane.run(_copy(grant, laid))
 
+    async def _fill_hole(self, grant: Grant, hole: Hole) -> None:
+        start, size = hole.run
+        if isinstance(grant, RemoteRegion):
+            memory = self._router.pool.take(size)
+            await hole.fill(memory)
+            await self._router.plane.write(grant, [hole.run], [memory])
+        else:
+            await hole.fill(open_segment(grant, is_private=False)[start : start + size])
+
     # -- getting (H2, H3) ------------------------------------------------------------------------------------------
 
-    async def load(self, keeper: Keeper) -> object:
-        """Return an object's value. Raises ObjectLost and StoreFull, and whatever unpickling raises."""
+    async def load(self, keeper: Keeper, is_private: bool = True) -> object:
+        """Return an object's value. Raises ObjectLost and StoreFull, and whatever unpickling raises.
+
+        Not ``is_private``: for who only reads; others would see what is written. Its pages need not be mapped one by
+        one, as the mapping is kept for the objects to come.
+        """
         pin = await self._take_pin(keeper)
         try:
-            memory = await self._map(pin)
+            memory = await self._map(pin, is_private)
         except TransferError:
             if isinstance(pin.grant, RemoteRegion):
                 raise
@@ -248,7 +276,7 @@ class Holdings:
             if keeper.holding.live_pin() is pin:
                 self._close(keeper.holding)
             pin = await self._take_pin(keeper)
-            memory = await self._map(pin)
+            memory = await self._map(pin, is_private)
         try:
             return loads_shared(*cut_object(memory))
         except Exception as error:
@@ -300,9 +328,9 @@ class Holdings:
         holding.grant = holding.pin = None
         self._post(holding.agent, "close", holding.facts.id)
 
-    async def _map(self, pin: Pin) -> memoryview:
+    async def _map(self, pin: Pin, is_private: bool) -> memoryview:
         if not isinstance(pin.grant, RemoteRegion):
-            return open_segment(pin.grant, on_gone=pin.release)
+            return open_segment(pin.grant, is_private=is_private, on_gone=pin.release)
         nbytes = pin.keeper.holding.facts.nbytes
         memory = self._router.pool.take(nbytes)
         await self._router.plane.read(pin.grant, [(0, nbytes)], [memory])

@@ -30,6 +30,7 @@ class Watched:
         """It is shown when it has taken a while."""
         self.name, self.size, self.done = name, size, 0
         self.began = time.monotonic()
+        self.has_ended = False
         self.task: TaskID | None = None
         self._bars = bars
         self._timer = asyncio.get_running_loop().call_later(bars.patience, bars.show, self)
@@ -40,6 +41,7 @@ class Watched:
 
     def end(self) -> None:
         """It has ended, well or not."""
+        self.has_ended = True
         self._timer.cancel()
         self._bars.hide(self)
 

@@ -74,7 +74,7 @@ class Instance:
         self._unstarted = 0  # calls that were given a task which has not begun
         self._methods: dict[str, Method] = {}
         self._thread: ActorThread | None = None
-        self._failure: bytes = b""
+        self.failure: bytes = b""  #: the report that late calls get
         self._hook = "__init__"  # which of the hooks that start it runs
         self._starting: asyncio.Task[object] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -114,9 +114,9 @@ class Instance:
                 enter_hook(self, "setup")
                 await run_hook(setup)
         except BaseException as error:
-            return self._failure if self.state is State.STOPPED else self._fail(error)
+            return self.failure if self.state is State.STOPPED else self._fail(error)
         if self.state is State.STOPPED:
-            return self._failure
+            return self.failure
         self.state = State.RUNNING
         return None
 
@@ -130,7 +130,7 @@ class Instance:
         report = self.answers.report(error, self._hook)
         reason = f"its {self._hook} raised {describe(error)}"
         died = ActorDied(self.label, self.proc.info.host, reason, format_traceback(error))
-        self._failure = pack_error(died, error)
+        self.failure = pack_error(died, error)
         for request in self.mailbox.values():
             self.answers.refused(request, report)
         self.mailbox.clear()
@@ -153,9 +153,9 @@ class Instance:
             self._starting.cancel()
         self.state = State.STOPPED
         if reason:
-            self._failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
+            self.failure = pack_error(ActorDied(self.label, self.proc.info.host, reason))
         for request in self.mailbox.values():
-            self.answers.refused(request, self._failure)
+            self.answers.refused(request, self.failure)
         self.mailbox.clear()
         tasks = [request.task for request in self.running.values() if request.task is not None]
         for task in tasks:
@@ -173,7 +173,7 @@ class Instance:
                 self._thread.close()
             for key, request in list(self.running.items()):
                 del self.running[key]
-                self.answers.failed(request, self._failure)
+                self.answers.failed(request, self.failure)
             self._let_go()
             await self.proc.release(self)
 
@@ -186,13 +186,13 @@ class Instance:
         """End by a failure of its own, outside of any endpoint: tell its owner and all callers, then stop."""
         if self.state is State.STOPPED:
             return
-        self._failure = pack_error(died, cause)
+        self.failure = pack_error(died, cause)
         owner = self.owner[0]
         waiting = [*self.mailbox.values(), *self.running.values()]
         is_delivered = self.state is State.STARTING or any(
             request.src == owner and request.flags & WANTS_REPLY for request in waiting
         )
-        self.proc.report_failure(self, self._failure, is_delivered)
+        self.proc.report_failure(self, self.failure, is_delivered)
         await self.stop("")
 
     # -- calls in --------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Instance:
         elif fields.endpoint == SPAWN:
             self.proc.respawn(request, self.id)
         else:
-            self.answers.refused(request, self._failure)
+            self.answers.refused(request, self.failure)
 
     def _would_deadlock(self, chain: list[tuple[int, int, str]]) -> bool:
         """I4: every slot is held by a call that waits, through ``chain``, for this one."""
@@ -338,7 +338,7 @@ class Instance:
         elif request.is_cancelled:
             self.answers.cancelled(request)
         elif self.state is State.STOPPED:
-            self.answers.failed(request, self._failure)
+            self.answers.failed(request, self.failure)
         else:
             self.answers.raised(request, error)
 

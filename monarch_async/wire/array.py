@@ -55,6 +55,15 @@ class Memory:
         """Whether it is the memory of this process, and not a device's."""
         return self.device == "cpu"
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is memory of this process without gaps, its axes in whatever order."""
+        return self.is_here and self.place.is_dense
+
+    def flattened(self, take: Take) -> "Memory":
+        """Return new flat memory for the same elements; `copy_from` fills it."""
+        return self.like(dense_like(self.place), take)
+
     def view(self) -> memoryview:
         """Return its bytes, gaps included; the array must be kept as long."""
         return memory_at(self.address, self.extent)
@@ -78,7 +87,7 @@ class Memory:
         """Return new memory of the same library and dtype, with its elements placed so. ``place`` begins at 0."""
         size = place.bounds()[1]
         if self.is_here:
-            return _make(self.library, self.dtype, place, take(size) if size else memoryview(b""))
+            return array_over(self.library, self.dtype, place, take(size) if size else memoryview(b""))
         return _pinned(self.dtype, place, self.device)
 
     def copy_from(self, other: "Memory") -> None:
@@ -155,14 +164,14 @@ def allocate(leaf: Leaf, place: Strided, take: Take, device: str | None, where: 
         check_device(device, where)
         return _pinned(leaf.dtype, place, device)
     if size >= _FROM_POOL:
-        return _make(leaf.library, leaf.dtype, place, take(size))
+        return array_over(leaf.library, leaf.dtype, place, take(size))
     dtype, steps = leaf.real_dtype(), [step // place.itemsize for step in place.strides]
     if leaf.library == "torch":
         import torch
 
         tensor = torch.empty_strided(place.shape, steps, dtype=dtype)  # type: ignore[arg-type]
         return Memory(tensor, "torch", leaf.dtype, "cpu", tensor.data_ptr(), place, True)
-    return _make("numpy", leaf.dtype, place, memoryview(bytearray(size)))
+    return array_over("numpy", leaf.dtype, place, memoryview(bytearray(size)))
 
 
 def check_device(device: str, where: str) -> None:
@@ -183,8 +192,8 @@ def to_device(memory: Memory, device: str) -> "torch.Tensor":
     return memory.value.to(device, non_blocking=False)  # type: ignore[union-attr]
 
 
-def _make(library: str, dtype: object, place: Strided, buffer: memoryview) -> Memory:
-    """Make an array over ``buffer``."""
+def array_over(library: str, dtype: object, place: Strided, buffer: memoryview) -> Memory:
+    """Make an array whose elements are placed so in ``buffer``, which is writable (for torch)."""
     real = _real_dtype(library, dtype)
     if library == "numpy":
         import numpy

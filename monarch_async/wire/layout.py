@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from monarch_async.errors import BadCall, BufferMismatch, NoTransport, UnknownPart
 from monarch_async.wire.array import Leaf, Memory, allocate, dense_like, find_memory, memory_at, to_device
 from monarch_async.wire.exchange import Pair
-from monarch_async.wire.strided import Index, Take
+from monarch_async.wire.strided import Index, Strided, Take
 
 #: How deep dicts and lists may be nested: more is one that contains itself.
 _DEEPEST = 100
@@ -91,11 +91,21 @@ def describe(value: object, what: str) -> Registered:
 
     Raises BadCall, naming the place in ``value`` of what is none, and NoTransport for memory of a device.
     """
-    found: list[Memory] = []
-    tree = _plant(value, "it", what, found, 0)
+    tree, found = find_arrays(value, what)
     for memory in found:
         if not memory.is_here:
             raise NoTransport(what, {memory.device: "others cannot read this device's memory; register a CPU copy"})
+    return lay_out_arrays(tree, found)
+
+
+def find_arrays(value: object, what: str) -> tuple[Tree, list[Memory]]:
+    """Return what a value is made of. Raises BadCall of ``what``, naming the place in ``value`` of what is no array."""
+    found: list[Memory] = []
+    return _plant(value, "it", what, found, 0), found
+
+
+def lay_out_arrays(tree: Tree, found: Sequence[Memory]) -> Registered:
+    """Return where the arrays of a tree, which are in this process's memory, lie."""
     places, spans = _lay_out(found)
     leaves = [
         Leaf(memory.library, memory.dtype, memory.place.moved(start), memory.device)
@@ -139,6 +149,24 @@ def new_pairs(layout: Layout, take: Take, device: str | None, where: str) -> tup
         return _grow(layout.tree, [values[leaf] for leaf in layout.leaves])
 
     return [Pair(leaf.place, memory) for leaf, memory in made.items()], finish
+
+
+def condensed(layout: Layout, alignment: int) -> tuple[Layout, dict[Leaf, Strided], int]:
+    """Return the layout of a copy without gaps, where in it each different leaf is, and how many bytes it has."""
+    places: dict[Leaf, Strided] = {}
+    end = 0
+    for leaf in layout.leaves:
+        if leaf not in places:
+            places[leaf] = dense_like(leaf.place).moved(end)
+            end += -(-leaf.place.nbytes // alignment) * alignment
+    leaves = tuple([leaf._replace(place=places[leaf]) for leaf in layout.leaves])
+    return Layout(layout.tree, leaves), places, end
+
+
+def grow(layout: Layout, make: Callable[[Leaf], object]) -> object:
+    """Return a value of this layout; ``make`` is called for each different leaf."""
+    values = {leaf: make(leaf) for leaf in dict.fromkeys(layout.leaves)}
+    return _grow(layout.tree, [values[leaf] for leaf in layout.leaves])
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------

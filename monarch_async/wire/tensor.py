@@ -90,8 +90,7 @@ def restore(header: bytes, buffer: Buffer) -> "torch.Tensor":
     elif 0 in told.shape:
         tensor = torch.empty(told.shape, dtype=told.dtype, device="cpu")
     else:
-        writable = _writable(buffer)
-        tensor = torch.frombuffer(writable, dtype=told.dtype)
+        tensor = torch.frombuffer(writable(buffer), dtype=told.dtype)
         if tensor.data_ptr() % told.dtype.itemsize:
             tensor = torch.frombuffer(bytearray(buffer), dtype=told.dtype)
         if told.order is None:
@@ -105,7 +104,7 @@ def restore(header: bytes, buffer: Buffer) -> "torch.Tensor":
     return tensor.requires_grad_() if told.requires_grad else tensor
 
 
-def _writable(buffer: Buffer) -> Buffer:
+def writable(buffer: Buffer) -> Buffer:
     """Return ``buffer``, or where it is read-only its writable twin, or a copy."""
     if not memoryview(buffer).readonly:
         return buffer
