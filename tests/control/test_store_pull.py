@@ -67,7 +67,7 @@ def sources() -> Sources:
 
 @pytest.fixture
 def memory() -> Memory:
-    return Memory(Arena().take(SIZE, is_populated=False), Arrivals(SIZE))
+    return Memory(Arena().take(SIZE), Arrivals(SIZE))
 
 
 def pulling(sources: Sources, memory: Memory) -> PullFrom:
