@@ -180,8 +180,10 @@ class StoreMemory:
         for file in self._files.values():
             file.close()
         self._files.clear()
-        for id in list(self._memory):
-            self.remove(id)
+        for memory in self._memory.values():
+            memory.is_gone = True
+            memory.tell()
+        self._memory.clear()  # not given back: processes that outlive this one may look at it
 
 
 def _write(folder: str, view: memoryview) -> BinaryIO:

@@ -156,3 +156,17 @@ async def test_a_value_outlives_the_hosts() -> None:
     async with ma.local_hosts():
         value: Any = await (await ma.put(np.ones(MIB)))
     assert value.sum() == MIB
+
+
+async def test_a_value_outlives_an_agent_that_ends_first() -> None:
+    readable, writable = os.pipe()
+    async with ma.local_hosts(2) as hosts:
+        async with ma.supervise(ma.ignore):
+            pid = (await hosts.status()).hosts[0].pid
+            value: Any = await (await ma.put(np.ones(MIB)))
+            os.kill(pid, signal.SIGTERM)
+            while os.path.exists(f"/proc/{pid}/fd"):
+                await asyncio.sleep(0.01)
+            assert os.write(writable, value.view("u1").data[:100]) == 100  # EFAULT, where a touch would be SIGBUS
+    os.close(readable)
+    os.close(writable)
