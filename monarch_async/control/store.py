@@ -199,11 +199,14 @@ class Store:
         return self._read(ask, object, id, sources)
 
     def close(self, address: int, id: bytes) -> list[Command]:
-        """Undo one `open` or `where`."""
+        """Undo one `open` or `where`; an agent may do so before its `where` is answered."""
         object = self._stock[id]
         if object is None:
             return []
-        object.unpin(address)
+        asks = object.take(Kind.WHERE, address=address)
+        self._stock.withdraw(asks)
+        if not asks:
+            object.unpin(address)
         return self._stock.finish(object, address)
 
     def cancel(self, address: int, id: bytes) -> list[Command]:

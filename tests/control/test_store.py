@@ -302,6 +302,17 @@ def test_agents_read_what_is_here_and_what_is_arriving() -> None:
     assert names(host.store.pulled(B)) == ["Done"]
 
 
+def test_an_agent_that_reads_no_more_while_it_waits_pins_nothing_later() -> None:
+    host = Host()
+    host.alloc(A, 40)
+    host.store.allocated(A)
+    assert host.where(A) == []  # waits until it is sealed
+    assert names(host.store.close(OTHER, A)) == ["Refuse"]
+    assert names(host.seal(A)) == ["Done"]
+    assert names(host.store.drop(P, A)) == ["Free"]
+    assert host.count == 0
+
+
 def test_copies_of_a_spread_go_with_the_homes_last_reference() -> None:  # S6
     home, host = Host(), Host()
     home.put(A, 40)
@@ -479,9 +490,13 @@ class Model:
                 self.do(store.spread(ask, id, home, nbytes, (THIRD, OTHER)))
 
     def close(self, who: int, id: bytes) -> None:
-        if (who, id) in self.open:
+        object = self.store._stock.objects.get(id)
+        waits = object is not None and any(ask.kind is Kind.WHERE and ask.address == who for ask in object.waiting)
+        if not waits and (who, id) in self.open:
             self.open.remove((who, id))
-            self.do(self.store.close(who, id))
+        elif not waits:
+            return
+        self.do(self.store.close(who, id))
 
     def gone(self, who: int) -> None:
         self.asked = {call: ask for call, ask in self.asked.items() if ask.address != who}
