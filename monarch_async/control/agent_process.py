@@ -30,8 +30,9 @@ async def serve_agent(
     signals = (signal.SIGTERM,) if lifeline is not None else (signal.SIGTERM, signal.SIGINT)
     for signo in signals:
         loop.add_signal_handler(signo, ended.set)
+    open_files = raise_open_files()  # three per worker are ours, and one per shared object
     agent = HostAgent(name, token, Config.from_env(), is_lifelined=lifeline is not None)
-    agent.workers.open_files = raise_open_files()  # three per worker are ours; workers get the limit that was
+    agent.workers.open_files = open_files  # workers get the limit that was
     guests = agent.guests
     try:
         async with listening(Url.parse(url), token, guests.admit, guests.agreed, guests.refused) as real:

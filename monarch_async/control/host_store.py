@@ -30,7 +30,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
-from monarch_async.bulk.arena import capacity_of
 from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
@@ -56,7 +55,7 @@ from monarch_async.control.shared_object import (
     Unlink,
 )
 from monarch_async.control.store import Store
-from monarch_async.control.store_memory import Memory, StoreMemory
+from monarch_async.control.store_memory import Memory, StoreMemory, costs
 from monarch_async.control.store_pull import PullFrom, wait_arrived
 from monarch_async.control.store_stock import name_of
 from monarch_async.errors import Error, ObjectLost, TransferError
@@ -89,7 +88,7 @@ class HostStore:
         """``own`` is the agent's address."""
         budget = config.store_bytes or memory_of_this_machine() * 3 // 10
         self.own, self._desk, self._inquiries, self._plane = own, desk, inquiries, plane
-        self._store = Store(own, budget, bool(config.spill_folder), capacity_of)
+        self._store = Store(own, budget, bool(config.spill_folder), costs(budget))
         self._memory = StoreMemory(plane, config.spill_folder, min(budget // 4, _MOST_IDLE))
         self._loop = asyncio.get_running_loop()
         self._commands: deque[Command] = deque()

@@ -5,14 +5,16 @@ What takes long (new memory, files) happens on threads. Files have no name, so n
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import BinaryIO, TypeVar
 
-from monarch_async.bulk.arena import Segment
+from monarch_async.bulk.arena import Segment, capacity_of
 from monarch_async.bulk.arrivals import Arrivals
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.bulk.region import Region
@@ -23,6 +25,19 @@ T = TypeVar("T")
 #: Bytes of a file that are read or written by one call.
 _AT_ONCE = 64 << 20
 _THREADS = 4
+
+#: The kernel lets a process have 65530 mappings; each object in memory is one, and an open file.
+_MOST_OBJECTS = 30_000
+
+
+def costs(budget: int, open_files: int | None = None) -> Callable[[int], int]:
+    """Return what an object of so many bytes counts of ``budget``: the memory of its segment, and of very small ones so
+    much that their number leaves the agent open files (of ``open_files``; by default what it may have) to work with."""
+    if open_files is None:
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = _MOST_OBJECTS if open_files == resource.RLIM_INFINITY else min(_MOST_OBJECTS, open_files // 3)
+    least = budget // max(most, 1)
+    return lambda nbytes: max(capacity_of(nbytes), least)
 
 
 class Memory:
@@ -134,8 +149,13 @@ class StoreMemory:
         self._give_back(memory)
 
     def _give_back(self, memory: Memory) -> None:
-        if not memory.is_abandoned:  # otherwise it lasts as long as whoever has it mapped
-            self.plane.arena.give_back(memory.segment)
+        if memory.is_abandoned:  # it lasts as long as whoever has it mapped
+            return
+        arena, segment = self.plane.arena, memory.segment
+        if arena.idle_bytes + segment.capacity <= arena.limit:
+            arena.give_back(segment)
+        else:  # others go for it, which takes 0.1 s for each GiB
+            self._run(partial(arena.give_back, segment))
 
     def remove(self, id: bytes) -> Memory | None:
         """An object's memory goes. Return it where others reach it: then it is to be `free`d."""
@@ -159,6 +179,8 @@ class StoreMemory:
 
     async def spill(self, id: bytes) -> None:
         """Write an object to disk. Raises OSError, and leaves nothing there then."""
+        if len(self._files) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4:
+            raise OSError(errno.EMFILE, f"{len(self._files)} objects are there, each an open file")
         self._files[id] = await self._run(partial(_write, self._folder, self._memory[id].segment.view))
 
     async def load(self, id: bytes, nbytes: int) -> None:
@@ -167,8 +189,8 @@ class StoreMemory:
         await self._run(partial(_read, self._files[id], memory.segment.view))
 
     def unlink(self, id: bytes) -> None:
-        """Remove an object's file."""
-        self._files.pop(id).close()
+        """Remove an object's file. (The system takes its time to free a large one.)"""
+        self._run(self._files.pop(id).close)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

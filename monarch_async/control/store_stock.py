@@ -79,8 +79,8 @@ class Stock:
         """Return why there can be no room for it, ever."""
         if object.cost <= self.room.budget:
             return None
-        limit = self.room.budget
-        return StoreFull(name_of(object.id), f"its {object.nbytes} bytes are more than this host may keep ({limit})")
+        room = f"{object.cost:,} of memory, and this host may keep {self.room.budget:,} in all (store_bytes)"
+        return StoreFull(name_of(object.id), f"its {object.nbytes:,} bytes take {room}")
 
     def serve(self, object: SharedObject) -> None:
         """Answer who waits for it to be in memory."""

@@ -56,7 +56,7 @@ async def test_bad_requests_are_refused_and_change_nothing(stores: Stores) -> No
 
 
 async def test_a_full_store_makes_puts_wait(stores: Stores) -> None:
-    with pytest.raises(StoreFull, match=str(BUDGET)):
+    with pytest.raises(StoreFull, match=f"{BUDGET:,}"):
         await stores.ask(0, "alloc", os.urandom(16), BUDGET + 1)
     first, second, third = await stores.put(0, bytes(40 * MIB)), os.urandom(16), os.urandom(16)
     large = stores.send(0, "alloc", second, 40 * MIB)
