@@ -137,7 +137,7 @@ class WeightSubscriber:
     def __init__(self, publisher: WeightPublisher) -> None:
         """Has no version yet."""
         self._name, self._address, self._id = publisher.name, publisher._address, publisher._id
-        self._version = 0
+        self._version = self._copied = 0
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -149,23 +149,23 @@ class WeightSubscriber:
         return self._version
 
     async def update(self, into: HasState | Mapping[str, Any]) -> int:
-        """Copy the newest version into a module or state dict, if it is newer than `version`; return which it has now.
+        """Copy the newest version into a module or state dict, the same every time, where that has an older one.
 
-        Does not wait for one. Everything is compared first, structure, names, dtypes, shapes. The copy is made beside
+        Returns the version that is in there now; does not wait for one, so that may be 0. Everything is compared first, structure, names, dtypes, shapes. The copy is made beside
         the loop: nothing should use ``into`` meanwhile. It is complete when this ends, also where it is cancelled.
 
         Raises BufferMismatch where ``into`` does not fit, BadCall where something in there is no tensor; nothing is
         changed then.
         """
         async with self._turn:
-            found = await self._ask(self._version, waits=False)
+            found = await self._ask(self._copied, waits=False)
             if found is not None:
                 version, ref = found
                 packed = await self._load(ref, is_private=False)
                 what, take = f"{self._name} version {version}", active_domain().router.pool.take
                 exchange = packed.reading(_state_of(into), take, what, "into")
                 await _to_its_end(self._move(version, packed, exchange))
-            return self._version
+            return self._copied
 
     async def newest(self) -> tuple[int, Any]:
         """Return the newest version and its weights: views of the one copy of this host; waits for the first version.
@@ -229,7 +229,7 @@ class WeightSubscriber:
             await at_leisure(exchange.copied_bytes, exchange.copy)
         for memory in exchange.into:
             memory.note_change()
-        self._version = version
+        self._version = self._copied = version
 
 
 def _state_of(weights: object) -> Any:
