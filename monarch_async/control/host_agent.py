@@ -40,7 +40,7 @@ from monarch_async.control.uploads import Uploads
 from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Closed, Error, HostLost, SpawnFailed
-from monarch_async.ids import AGENT, address, agent_of, host_of, proc_of, random_id32
+from monarch_async.ids import AGENT, address, agent_of, format_address, host_of, proc_of, random_id32
 from monarch_async.runtime.proc import boot_time, resident_bytes
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CALL, CANCEL, CAST, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
@@ -259,8 +259,14 @@ class HostAgent:
                 "guests": [guest.facts() for guest in self.guests],
                 "procs": rows,
                 "store": self.store.facts(),
+                "holders": [(self._name_of(who), who, *share) for who, *share in self.store.holders()],
             },
         )
+
+    def _name_of(self, address: int) -> str:
+        """Return the name of a proc or client; that of another host for its agent."""
+        route = self.relay.routes.get(address)
+        return route.name if route is not None else format_address(address)
 
     async def _status_of(self, worker: Worker) -> dict[str, Any]:
         """Ask the proc itself; one that does not answer in time has a blocked loop."""

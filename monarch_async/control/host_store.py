@@ -179,6 +179,10 @@ class HostStore:
         """See `Store.facts`."""
         return self._store.facts()
 
+    def holders(self) -> list[tuple[int, int, int]]:
+        """See `Store.holders`."""
+        return self._store.holders()
+
     # -- doing what is decided -------------------------------------------------------------------------------------
 
     def _do(self, commands: Sequence[Command]) -> None:

@@ -30,6 +30,7 @@ Events are methods; each returns what is to be done, in order. Those that answer
 from collections.abc import Callable
 
 from monarch_async.control.shared_object import (
+    IN_MEMORY,
     READABLE,
     Ask,
     AskHome,
@@ -345,6 +346,18 @@ class Store:
         """Return the objects that a process writes or has open."""
         objects = [self._stock.objects[id] for id in self._stock.of.get(address, ())]
         return [object.id for object in objects if object.writer == address or address in object.pins]
+
+    def holders(self) -> list[tuple[int, int, int]]:
+        """Return who keeps objects in memory: (process or agent, objects, what they count); the largest first.
+
+        What several keep counts for each of them.
+        """
+        found = []
+        for address, ids in self._stock.of.items():
+            costs = [object.cost for object in map(self._stock.objects.__getitem__, ids) if object.state in IN_MEMORY]
+            if costs:
+                found.append((address, len(costs), sum(costs)))
+        return sorted(found, key=lambda share: (-share[2], share[0]))
 
     def facts(self) -> dict[str, int]:
         """Return what the host's status shows of it; bytes and counts."""

@@ -22,6 +22,7 @@ from monarch_async.bulk.memory import copy
 from monarch_async.bulk.region import RemoteRegion
 from monarch_async.control.controller import Requests
 from monarch_async.errors import Closed, Lost, ObjectLost, TransferError
+from monarch_async.mesh import waiting_put
 from monarch_async.mesh.ref_tickets import Tickets
 from monarch_async.wire.object_layout import Laid, cut_object
 from monarch_async.wire.payload import loads_shared
@@ -237,7 +238,13 @@ class Holdings:
 
     async def _alloc(self, facts: ObjectFacts) -> Grant:
         asked = self._ask(facts.home, "alloc", facts.id, facts.nbytes, self._wants_region)
+        timer = self._router.loop.call_later(waiting_put.PATIENCE, self._report_waiting, asked, facts)
+        asked.add_done_callback(lambda _: timer.cancel())
         return _read_grant(await asyncio.shield(asked))
+
+    def _report_waiting(self, asked: asyncio.Task[Any], facts: ObjectFacts) -> None:
+        own = self._router.address
+        self._start(waiting_put.report_waiting(asked, facts, self._requests, facts.home, own))
 
     async def _fill(self, grant: Grant, laid: Laid) -> None:
         plane = self._router.plane

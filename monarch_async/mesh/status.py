@@ -61,11 +61,22 @@ class ClientStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreShare:
+    """Who keeps objects in a store: a proc or client, or another host for its own; ``nbytes`` of memory."""
+
+    name: str
+    address: int
+    objects: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A host's store of shared objects (`monarch_async.put`), in bytes and counts.
 
-    ``used`` of ``budget`` bytes of memory are taken; ``waiting_puts`` wait until that is less; ``spilled`` objects, of
-    ``spilled_bytes``, are on disk; ``pulls`` copies are on their way from other hosts.
+    ``used`` of ``budget`` bytes of memory are taken (very small objects count more, as their number is limited too);
+    ``waiting_puts`` wait until that is less; ``spilled`` objects, of ``spilled_bytes``, are on disk; ``pulls`` copies
+    are on their way from other hosts. ``holders``: who keeps what, the largest first; what several keep is in each.
     """
 
     used: int
@@ -75,6 +86,7 @@ class StoreStatus:
     spilled: int
     spilled_bytes: int
     pulls: int
+    holders: tuple[StoreShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
     clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
     facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
-    store = StoreStatus(**answer["store"])
+    store = StoreStatus(**answer["store"], holders=tuple(StoreShare(*share) for share in answer["holders"]))
     return HostStatus(clients=tuple(clients), procs=tuple(_proc(proc, names) for proc in procs), store=store, **facts)
 
 
@@ -182,6 +194,8 @@ def _store_line(store: StoreStatus) -> "Text":
         line.append(f", arriving: {store.pulls}")
     if store.waiting_puts:
         line.append(f", waiting for room: {store.waiting_puts}", "bold red")
+        shares = [f"{share.name} ({share.objects}, {share.nbytes / 1e9:.1f} GB)" for share in store.holders[:5]]
+        line.append(f"; held by {', '.join(shares) or 'nobody'}")
     return line
 
 

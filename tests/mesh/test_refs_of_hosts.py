@@ -13,7 +13,7 @@ import pytest
 from ref_actors import Reader
 
 import monarch_async as ma
-from monarch_async.mesh import ref_tickets
+from monarch_async.mesh import ref_tickets, waiting_put
 from monarch_async.mesh.domain import active_domain
 
 MIB = 1 << 20
@@ -136,6 +136,29 @@ async def test_a_full_store_makes_puts_wait() -> None:
         await making
         del making
         await has_objects(0)
+
+
+async def test_a_put_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(waiting_put, "PATIENCE", 0.05)
+    async with ma.local_hosts(2, config=ma.Config(store_bytes=8 * MIB)) as hosts:
+        procs = await hosts.spawn_procs({"gpus": 1}, name="readers")
+        readers = await procs.spawn("readers", Reader)
+        refs = [await ma.put(bytes(3 * MIB)) for _ in range(2)]
+        await readers.keep.call(refs[0])
+        waits = asyncio.ensure_future(ma.put(bytes(5 * MIB)))
+        async with asyncio.timeout(10):
+            while len(caplog.messages) < 2:
+                await asyncio.sleep(0.01)
+        said = caplog.messages[0]
+        assert "5,243,008 bytes, put on host0) has waited 0 s for room: of the store of host0, " in said
+        assert "by this process (2, " in said and "readers[0] (1, " in said and "host1 (1, " in said
+        (store, _) = [host.store for host in (await hosts.status()).hosts]
+        assert store.waiting_puts == 1 and store.holders[0].objects == 2
+        await readers.forget.call()
+        refs.clear()
+        await waits
+        del waits
+        await has_objects(0, 0)
 
 
 async def test_a_reference_of_an_earlier_cluster() -> None:

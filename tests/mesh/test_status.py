@@ -14,7 +14,8 @@ def answer(
     facts = {"name": name, "url": f"tcp://{name}:7700", "pid": 7, "load": 0.26, "cpus": 2}
     gauges = dict.fromkeys(("used", "objects", "waiting_puts", "spilled", "spilled_bytes", "pulls"), 0)
     gauges |= {"budget": 8_000_000_000, **(store or {})}
-    return {**facts, "guests": guests or [], "procs": procs, "store": gauges}
+    holders = [["procs[0]", 10, 3, 5_000_000_000], ["beta", 20, 1, 2_000_000_000]] if store else []
+    return {**facts, "guests": guests or [], "procs": procs, "store": gauges, "holders": holders}
 
 
 def proc(mesh: str, rank: int, address: int, *running: list[Any], state: str = "up") -> dict[str, Any]:
@@ -77,4 +78,4 @@ def test_each_host_has_a_line_for_its_store() -> None:
     lines = shown(parse_status([answer("alpha", []), answer("beta", [], store={**full, "pulls": 1})]))
     assert lines[2] == "store 0.0 of 8.0 GB, objects: 0"
     assert "store 7.9 of 8.0 GB, objects: 31, on disk: 4 (1.2 GB), arriving: 1, waiting for" in lines  # 80 columns
-    assert "room: 2" in lines
+    assert "room: 2; held by procs[0] (3, 5.0 GB), beta (1, 2.0 GB)" in lines
