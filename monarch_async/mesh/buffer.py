@@ -183,6 +183,8 @@ class Handle(Generic[T]):
         try:
             with Deathwatch(domain, owner):
                 await move(self._region, exchange.runs, exchange.views, watched and watched.advance)
+        except StaleHandle as error:
+            raise error if self._name in error.what else StaleHandle(self._name, error.why) from None
         except (TransferBroken, NoTransport) as error:
             fate = await find_fate(domain, owner)
             if fate is None:

@@ -9,6 +9,8 @@ others, as in a TaskGroup, and the block raises an ExceptionGroup.
 """
 
 import asyncio
+import functools
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,31 +33,23 @@ class Transfers:
         self, handle: Handle[T], out: T | None = None, slice: Index | None = None, device: str | None = None
     ) -> "asyncio.Task[T]":
         """Begin `Handle.fetch`; the task's result is what that returns."""
-        return self._start(handle.fetch(out, slice, device))
+        return self._start(functools.partial(handle.fetch, out, slice, device))
 
     def write(self, handle: Handle[T], source: T, slice: Index | None = None) -> "asyncio.Task[None]":
         """Begin `Handle.write`."""
-        return self._start(handle.write(source, slice))
+        return self._start(functools.partial(handle.write, source, slice))
 
-    def _start(self, work: Any) -> "asyncio.Task[Any]":
-        async def in_turn() -> Any:
-            try:
-                await self._turns.acquire()
-            except BaseException:
-                work.close()
-                raise
-            try:
-                return await work
-            finally:
-                self._turns.release()
-
-        waiting = in_turn()
+    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> "asyncio.Task[Any]":
+        waiting = self._in_turn(begin)
         try:
             return self._group.create_task(waiting)
         except BaseException:
             waiting.close()
-            work.close()
             raise
+
+    async def _in_turn(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async with self._turns:
+            return await begin()
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
