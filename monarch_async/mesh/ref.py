@@ -161,11 +161,9 @@ async def wait(
     An object that is lost counts as being there: awaiting it says why. Raises BadCall for another ``count`` than from 1
     to the number of references, and for one that is given twice; ForeignHandle.
     """
-    waiting = list(refs)
-    if len(set(waiting)) < len(waiting):
-        raise BadCall("wait", "the same reference is given twice")
-    if count is not None and not 1 <= count <= len(waiting):
-        raise BadCall("wait", f"count={count} of {len(waiting)} references")
+    waiting = _checked(refs)
+    if count is not None and not (isinstance(count, int) and 1 <= count <= len(waiting)):
+        raise BadCall("wait", f"count={count!r} of {len(waiting)} references")
     domain = active_domain()
     keepers = [ref.keep(domain) for ref in waiting]
     fetches: dict[asyncio.Future[None], Ref[T]] = {
@@ -193,4 +191,17 @@ async def wait(
     finally:
         for fetch in fetches:
             fetch.cancel()  # the host goes on with it
-    return list(done), [ref for ref in waiting if ref not in done]
+    came_already = set(done)
+    return list(done), [ref for ref in waiting if ref not in came_already]
+
+
+def _checked(refs: object) -> list[Ref[Any]]:
+    if not isinstance(refs, Iterable):
+        raise BadCall("wait", f"it takes several references, such as a list of them, not a {type(refs).__qualname__}")
+    waiting = list(refs)
+    for index, ref in enumerate(waiting):
+        if not isinstance(ref, Ref):
+            raise BadCall("wait", f"refs[{index}] is no reference made by put, but a {type(ref).__qualname__}")
+    if len(set(waiting)) < len(waiting):
+        raise BadCall("wait", "the same reference is given twice")
+    return waiting

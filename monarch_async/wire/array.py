@@ -7,6 +7,7 @@ read into a tensor. Neither library is imported before the first array of its ki
 import ctypes
 import functools
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from monarch_async.errors import BadCall, BufferMismatch, NoTransport
@@ -123,7 +124,15 @@ def find_memory(value: object, where: str, what: str) -> Memory:
         return _memory_of_tensor(cast("torch.Tensor", value), where, what)
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _memory_of_array(cast("numpy.ndarray[Any, Any]", value), where, what)
-    raise BadCall(what, f"{where} is neither a tensor nor an array, but {type(value).__qualname__}")
+    raise BadCall(what, f"{where} is neither a tensor nor an array, but {type(value).__qualname__}{_hint(value)}")
+
+
+def _hint(value: object) -> str:
+    if hasattr(value, "state_dict"):
+        return ": take its state_dict()"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ": wrap it, numpy.frombuffer(it, 'u1')"
+    return ": make it a list" if isinstance(value, Iterator) else ""
 
 
 def _memory_of_tensor(tensor: "torch.Tensor", where: str, what: str) -> Memory:

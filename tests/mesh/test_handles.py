@@ -62,7 +62,7 @@ async def test_it_ends_once_and_at_its_owner(hosts: ma.HostMesh) -> None:
     for handle in (older, newer, newer):
         await handle.aclose()
     for act in (newer.advance(), newer.renew(None), newer.fetch(), newer.write(torch.zeros(3))):
-        with pytest.raises(ma.StaleHandle, match="^mine: "):
+        with pytest.raises(ma.StaleHandle, match=r"^mine: "):
             await act
     theirs = await keeper.get.call_one()
     assert await keeper.try_to.call_one("fetch", theirs) == [0, 1, 2, 3]

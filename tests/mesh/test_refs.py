@@ -348,9 +348,12 @@ async def test_wait(readers: Reader) -> None:
     assert await ma.wait([]) == ([], [])
     with pytest.raises(ma.BadCall, match="twice"):
         await ma.wait([refs[0], refs[0]])
-    for count in (0, 4):
+    for count in (0, 4, "1"):
         with pytest.raises(ma.BadCall, match="count"):
-            await ma.wait(refs, count=count)
+            await ma.wait(refs, count=count)  # type: ignore[arg-type]
+    for refs_given, said in ((refs[0], "several references"), ([refs[0], 5], r"refs\[1\] is no reference .* a int")):
+        with pytest.raises(ma.BadCall, match=said):
+            await ma.wait(refs_given)
 
 
 # -- without hosts, and with others ------------------------------------------------------------------------------------

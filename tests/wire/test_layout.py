@@ -245,6 +245,9 @@ def test_numpy_dtypes() -> None:
     ("value", "why"),
     [
         ({"a": [torch.ones(1), None]}, r"it\['a'\]\[1\] is neither a tensor nor an array, but NoneType"),
+        (torch.nn.Linear(1, 1), r"but Linear: take its state_dict\(\)"),
+        (torch.nn.Linear(1, 1).parameters(), "but generator: make it a list"),
+        ([bytearray(4)], "but bytearray: wrap it"),
         ({"step": 3}, r"it\['step'\] is neither"),
         (torch.ones(2, 2).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "no memory of its own"),
