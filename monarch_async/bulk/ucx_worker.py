@@ -1,7 +1,9 @@
 """This process's UCX worker: what it has registered there, and what it is asked to move, on the plane's loop.
 
 W1. The worker is progressed when its descriptor says so, for a bounded time in each turn of the loop; then the loop
-    goes on, and comes back. It is armed only when nothing is left to do, and waited for only when it is armed.
+    goes on, and comes back. It is armed only when nothing is left to do, and waited for only when it is armed. What an
+    endpoint that failed leaves to do makes no descriptor ready (but for a timer of UCX's, after 15 s): until that
+    endpoint is gone the worker is progressed now and then as well.
 W2. A request that was begun ends: with its bytes moved, or with a failure once its endpoint has failed or was closed.
     Until then its memory is kept alive, and the endpoint's remote keys too.
 W3. Over TCP it is the *owner's* worker that reads and writes the memory that peers name, without asking whether it is
@@ -48,6 +50,9 @@ _SETTINGS = {"RNDV_THRESH": "inf", "MAX_RMA_RAILS": "2", "TLS": "^posix,sysv"}
 #: Seconds of progress in one turn of the loop.
 _TURN = 0.5e-3
 
+#: How often it is progressed while an endpoint that failed is left.
+_CLEARING = 5e-3
+
 #: Bytes of blocks kept warm.
 _IDLE_BLOCKS = 64 << 20
 
@@ -81,6 +86,7 @@ class UcxWorker:
         self._maps: dict[Region, list[Any]] = {}
         self._pages: dict[int, tuple[Any, bytes]] = {}  # registered pages of the beacon, by address
         self._is_scheduled = False
+        self._clearing: asyncio.TimerHandle | None = None
         self.is_closed = False
         self._when_idle: list[Callable[[], None]] = []
         self._on_failed = self._ffi.callback("void(void *, void *, signed char)", self._endpoint_failed)
@@ -278,6 +284,8 @@ class UcxWorker:
         endpoint = self._endpoints.get(handle)
         if endpoint is not None:
             endpoint.fail(status)
+            if self._clearing is None:
+                self._clearing = self._loop.call_later(_CLEARING, self._clear)
 
     # -- progress (W1) ---------------------------------------------------------------------------------------------
 
@@ -291,6 +299,12 @@ class UcxWorker:
         self._is_scheduled = False
         if not self.is_closed:
             self._turn()
+
+    def _clear(self) -> None:
+        self._clearing = None
+        if any(endpoint.status for endpoint in self._endpoints.values()):
+            self.soon()
+            self._clearing = self._loop.call_later(_CLEARING, self._clear)
 
     def progress(self, rounds: int) -> None:
         """Progress now, as long as there is something to do, but not for longer than so many rounds."""
@@ -348,6 +362,8 @@ class UcxWorker:
             self._turn()
             await asyncio.sleep(0)
         self.is_closed = True
+        if self._clearing is not None:
+            self._clearing.cancel()
         self._loop.remove_reader(self._fd)
         for region in list(self._maps):
             self.unregister(region)

@@ -19,6 +19,7 @@ from ucx_owner import pattern
 
 from monarch_async.bulk.region import Regions, RemoteRegion
 from monarch_async.bulk.ucx import Ucx, open_worker
+from monarch_async.bulk.ucx_library import CONNECTION_RESET
 from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.errors import BadFrame, StaleHandle, TransferBroken, TransferError
 
@@ -332,6 +333,29 @@ async def test_a_stopped_owner(worker: UcxWorker) -> None:
         owner.signal(signal.SIGCONT)
         assert await owner.link.ask("remove", region.id) < 2000  # and it does not crash
         assert await owner.read(await owner.make(100), (0, 100)) == pattern(100)
+
+
+async def test_a_way_that_failed_is_cleared_whatever_the_descriptor_says(worker: UcxWorker) -> None:
+    """UCX ends its requests as it is progressed, and makes no descriptor ready for that."""
+    async with an_owner(worker) as owner:
+        size = 30 * MB
+        region = await owner.make(size)
+        way = await owner.ucx.connect()
+        if way.is_one_sided:
+            pytest.skip("the kernel reads at once: nothing is on its way when it fails")
+        reading = asyncio.create_task(owner.read(region, (0, size)))
+        async with asyncio.timeout(5):
+            while not way._outstanding:
+                await asyncio.sleep(0)
+            worker._loop.remove_reader(worker._fd)
+            try:
+                worker._endpoint_failed(None, way.handle, CONNECTION_RESET)
+                while way in worker._endpoints.values():
+                    await asyncio.sleep(0.001)
+            finally:
+                worker._loop.add_reader(worker._fd, worker._turn)
+                worker.soon()
+            assert await reading == pattern(size)  # by a way that is made anew
 
 
 async def test_readers_that_come_and_go_leave_nothing(worker: UcxWorker, owner: Owner) -> None:
