@@ -18,8 +18,8 @@ from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.actor import Actor, Interface, Style, interface_of
-from monarch_async.runtime.answers import SPAWN
 from monarch_async.runtime.call import Start
+from monarch_async.runtime.delivery import SPAWN
 from monarch_async.runtime.members import Members
 from monarch_async.runtime.proc import SpawnOrder
 from monarch_async.runtime.router import active_router

@@ -17,9 +17,6 @@ from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps, loads
 
 NOTHING = dumps(None)
 
-#: The endpoint name of the message that creates an actor.
-SPAWN = "__spawn__"
-
 #: What a reply keeps of the flags of its call.
 _KEPT = GATHERED | EAGER
 

@@ -39,8 +39,8 @@ class Target(Protocol):
         ...
 
 
-#: The endpoint name of a value sent to a port.
-SEND = "__send__"
+#: The endpoint name of a value sent to a port, and of the message that creates an actor.
+SEND, SPAWN = "__send__", "__spawn__"
 
 Missing = Callable[[int, int, int, int, CallFields, Buffer, Sequence[Buffer]], None]
 _Queue = deque[Callable[[], None] | Inbound]
@@ -69,6 +69,7 @@ class Delivery:
         self.arriving: Connection | None = None  #: the way the call came that is being delivered: its answer goes back
         self._inbound: dict[tuple[int, int], Inbound] = {}
         self.held: dict[tuple[int, int], _Queue] = {}  #: what waits, by (sender, target); usually nothing does
+        self._created: dict[int, tuple[Inbound, list[Callable[[], None]]]] = {}  # targets to be, and who waits (D2)
 
     def take_call(self, src: int, flags: int, target: int, call: int, fields: CallFields, payload: bytes) -> None:
         """Deliver one call, or let it wait for what was sent before it."""
@@ -99,11 +100,18 @@ class Delivery:
         if found is not None:
             found.accept(src, call, flags, fields, skeleton, buffers)
             return
-        for (sender, awaited), queue in self.held.items():
-            if awaited == target and sender != src:  # D2
-                queue.append(self._later(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers)))
-                return
-        self.on_missing(src, call, flags, target, fields, skeleton, buffers)
+        created = self._created.get(target)
+        if created is None or fields.endpoint == SPAWN:
+            self.on_missing(src, call, flags, target, fields, skeleton, buffers)
+        else:
+            deliver = self._later(lambda: self._hand_over(src, flags, target, call, fields, skeleton, buffers))
+            created[1].append(deliver)
+
+    def _open(self, target: int) -> None:
+        """What creates a target has come, or never will: its callers wait no longer (D2)."""
+        _, waiting = self._created.pop(target, (None, ()))
+        for deliver in waiting:
+            deliver()
 
     def _expect_call(self, src: int, flags: int, target: int, call: int, fields: CallFields) -> None:
         """A call whose payload follows: it takes its place, and those behind it wait (D1)."""
@@ -112,8 +120,12 @@ class Delivery:
 
         def hand_over(skeleton: memoryview, buffers: list[memoryview]) -> None:
             self._hand_over(src, flags, target, call, fields, skeleton, buffers)
+            if fields.endpoint == SPAWN:
+                self._open(target)
 
         inbound = self._hold((src, target), fields.sizes, hand_over)
+        if fields.endpoint == SPAWN:
+            self._created[target] = inbound, []
         self._receive(src, fields.transfer, inbound, fields.memory)
 
     def _hold(
@@ -146,11 +158,12 @@ class Delivery:
 
     def after_held(self, src: int, target: int, take: Callable[[], None]) -> bool:
         """Call ``take`` after what is held of this sender and target; return False where nothing is."""
-        queue = self.held.get((src, target))
-        if queue is None:
-            return False
-        queue.append(take)
-        return True
+        created, queue = self._created.get(target), self.held.get((src, target))
+        if created is not None:
+            created[1].append(take)
+        if queue is not None:
+            queue.append(take)
+        return created is not None or queue is not None
 
     def _release(self, key: tuple[int, int], queue: _Queue) -> None:
         while queue:
@@ -179,8 +192,10 @@ class Delivery:
 
     def _receive(self, src: int, transfer: int, inbound: Inbound, memory: list[object] | None) -> None:
         self._inbound[(src, transfer)] = inbound
-        if memory is not None:
-            via = self.arriving
+        via = self.arriving
+        if memory is None:  # the agent tells of a death whoever has sent there: so also who still expects something
+            self._acknowledge(src, transfer, 0, via)
+        else:
             self._taker.take(
                 memory,
                 inbound.sizes,
@@ -219,12 +234,15 @@ class Delivery:
             for held_key, queue in list(self.held.items()):
                 if inbound in queue:
                     queue.remove(inbound)
+                    if self._created.get(held_key[1], (None,))[0] is inbound:
+                        self._open(held_key[1])
                     self._release(held_key, queue)
 
     def close(self) -> None:
         """Forget everything."""
         self._inbound.clear()
         self.held.clear()
+        self._created.clear()
         self._taker.close()
 
 

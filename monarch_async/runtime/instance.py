@@ -29,9 +29,10 @@ from monarch_async.errors import ActorDied, Error, NotAnEndpoint, WouldDeadlock
 from monarch_async.ranks import Extent
 from monarch_async.runtime.actor import Interface, Style, interface_of
 from monarch_async.runtime.actor_thread import ActorThread
-from monarch_async.runtime.answers import SPAWN, Answers, Request
+from monarch_async.runtime.answers import Answers, Request
 from monarch_async.runtime.birth import Method, Recipe, bind, construct, find_hook, needs_thread, read_recipe, run_hook
 from monarch_async.runtime.context import ActorLog, Context, _current, enter_hook
+from monarch_async.runtime.delivery import SPAWN
 from monarch_async.runtime.ending import tear_down
 from monarch_async.runtime.outgoing import Parcel
 from monarch_async.runtime.producer import Producer

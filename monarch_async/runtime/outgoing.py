@@ -11,6 +11,7 @@ or that it cannot: then it is sent in chunks. What it is offered depends on wher
   it once, into a segment that their agent keeps (`control.uploads`).
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,6 +21,7 @@ from monarch_async.bulk.memory import copy, offsets_of
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.bulk.region import Region
 from monarch_async.config import Config
+from monarch_async.errors import TransferError
 from monarch_async.ids import host_of
 from monarch_async.runtime.transfer import Outbound
 from monarch_async.transport.connection import Connection
@@ -28,6 +30,8 @@ from monarch_async.wire.message import CallFields, ReplyFields, pack_call_fields
 from monarch_async.wire.payload import Encoded
 
 Fields = CallFields | ReplyFields
+
+log = logging.getLogger("monarch_async.bulk")
 
 #: The two kinds of offer, in a message's ``memory`` field: ``[SEGMENT, token]``, and ``[REGION, packed RemoteRegion,
 #: upload, fellows]``, where ``upload`` names what so many receivers of a host fetch once (nothing: each by itself).
@@ -56,7 +60,7 @@ class Parcel:
         self.plane: DataPlane | None = None  #: where it is registered, or lies in a segment
         self.region: Region | None = None  #: as it is registered
         self.segment: Segment | None = None  #: what it lies in, parts aligned (`memory.offsets_of`)
-        self.is_given_away = False  #: receivers may look at the segment for ever: it is not used again
+        self.is_given_away = False  #: others may look at the segment for ever: it is not used again
 
     def __del__(self) -> None:
         """On any thread."""
@@ -78,7 +82,7 @@ class Outgoing:
         """``address`` is the sender's own; transfer ids come from ``ids``."""
         self._address, self._config, self._pool, self._plane, self._ids = address, config, pool, plane, ids
         self._sending: dict[int, tuple[Outbound, Parcel, Connection]] = {}
-        self._offered: dict[int, tuple[int, Parcel, Connection]] = {}
+        self._offered: dict[int, tuple[int, Parcel, Connection, bool]] = {}  # is it to be mapped?
         self._lent: OrderedDict[int, tuple[int, Parcel]] = OrderedDict()
         self._lent_bytes = 0
         #: Whether the processes of a host run on this machine; set by whoever knows.
@@ -101,7 +105,10 @@ class Outgoing:
         if size <= self._config.large:
             return Parcel([memoryview(b"".join(parts))], sizes, False)
         if self._may_share and size >= _WORTH_SHARING and (shares or near > 1):
-            return self._shared(parts, sizes)
+            try:
+                return self._shared(parts, sizes)
+            except TransferError as error:
+                log.info("cannot share a payload, copying it for each: %s", error)
         return Parcel([self._copy(part) for part in parts], sizes, True)
 
     def _copy(self, part: memoryview) -> memoryview:
@@ -147,7 +154,7 @@ class Outgoing:
             if memory is None:
                 self._send_chunks(dst, transfer, parcel, connection)
             else:
-                self._offered[transfer] = (dst, parcel, connection)
+                self._offered[transfer] = (dst, parcel, connection, memory[0] == SEGMENT)
 
         return send
 
@@ -177,6 +184,7 @@ class Outgoing:
         return [REGION, plane.describe(parcel.region, "an argument or result", endpoint).pack(), upload, fellows]
 
     def _send_chunks(self, dst: int, transfer: int, parcel: Parcel, connection: Connection) -> None:
+        parcel.is_given_away = True  # sockets may refer to chunks for longer than anybody else refers to the parcel
         source = Outbound(transfer, dst, self._address, parcel.parts, self._config.chunk)
         self._sending[transfer] = (source, parcel, connection)
         connection.bulk(source)
@@ -187,8 +195,8 @@ class Outgoing:
         """The receiver has so many bytes; all of them, where it was offered memory."""
         found = self._offered.pop(transfer, None)
         if found is not None:
-            dst, parcel, _ = found
-            if parcel.segment is not None and self.is_near(host_of(dst)):
+            dst, parcel, _, is_mapped = found
+            if is_mapped:
                 self._lend(transfer, dst, parcel)
             return
         sending = self._sending.get(transfer)
@@ -213,12 +221,14 @@ class Outgoing:
         found = self._lent.pop(transfer, None)
         if found is not None:
             self._lent_bytes -= found[1].size
+        else:  # this overtook the acknowledgement, which goes the way the message came
+            self._offered.pop(transfer, None)
 
     def refused(self, transfer: int) -> None:
         """The receiver cannot take what it was offered: send chunks, and offer its host something else from now on."""
         offered = self._offered.pop(transfer, None)
         if offered is not None:
-            dst, parcel, connection = offered
+            dst, parcel, connection, _ = offered
             host = host_of(dst)
             if not self.is_near(host):
                 self._refused.add(("far", host))
@@ -234,7 +244,7 @@ class Outgoing:
             if gone(source.dst):
                 source.abandon()
                 del self._sending[transfer]
-        for transfer, (dst, _, _) in list(self._offered.items()):
+        for transfer, (dst, *_) in list(self._offered.items()):
             if gone(dst):
                 del self._offered[transfer]
         for transfer, (dst, _) in list(self._lent.items()):
@@ -242,11 +252,11 @@ class Outgoing:
                 self.released(transfer)
 
     def close(self) -> None:
-        """Forget everything. Others may still look at what was lent: it is not used again."""
+        """Forget everything. Others may look at what was lent or offered: it is not used again, nor taken away."""
+        for _, parcel, *_ in [*self._lent.values(), *self._offered.values()]:
+            parcel.is_given_away = True
         self._sending.clear()
         self._offered.clear()
-        for _, parcel in self._lent.values():
-            parcel.is_given_away = True
         self._lent.clear()
 
 

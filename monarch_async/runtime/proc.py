@@ -25,9 +25,9 @@ from monarch_async.config import Config
 from monarch_async.errors import ActorDied, BadFrame, Closed, WireError
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent
-from monarch_async.runtime.answers import NOTHING, SPAWN, Request
+from monarch_async.runtime.answers import NOTHING, Request
 from monarch_async.runtime.context import ProcInfo
-from monarch_async.runtime.delivery import SEND
+from monarch_async.runtime.delivery import SEND, SPAWN
 from monarch_async.runtime.instance import Instance, State
 from monarch_async.runtime.producer import Producer
 from monarch_async.runtime.report import pack_error

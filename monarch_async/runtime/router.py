@@ -12,15 +12,17 @@ Hot path: `post`, `cast`, `reply`, and `incoming`. No task, closure or log recor
 import asyncio
 import itertools
 import logging
+import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import current_thread, get_ident
 from typing import Any
 
 from monarch_async.bulk.blocks import BlockPool
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
-from monarch_async.errors import Backpressure, BadCall, Closed, Lost
+from monarch_async.errors import BadCall, Closed, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.runtime.call import Pending, RemoteFuture
 from monarch_async.runtime.delivery import SEND, Delivery
@@ -77,7 +79,8 @@ class Router:
         self._uplinks: dict[int, Connection] = {}
         self._uplink: Connection | None = None
         self._paths: dict[tuple[int, int], Path] = {}
-        self._ids = itertools.count(1)
+        #: Not those of an earlier life at this address: what that one asked for may still be answered, or kept by name.
+        self._ids = itertools.count(1 + (secrets.randbits(31) << 31))
         self.direct = Direct(self)
         incoming = Incoming(self)
         self.feed, self.feed_large = incoming.feed, incoming.feed_large  #: see `transport.connection.Consumer`
@@ -193,7 +196,8 @@ class Router:
             else:
                 self._send_or_wait(path, call, length, lambda: path.connection.send(frame))
             return length
-        parcel = self.outgoing.parcel(encoded, shares=flags & SHARES > 0)
+        with self._withdrawing(call):
+            parcel = self.outgoing.parcel(encoded, shares=flags & SHARES > 0)
         return self._post_parcel(path, flags, fields, parcel, call)
 
     def _post_parcel(
@@ -204,11 +208,8 @@ class Router:
         return parcel.size
 
     def _send_or_wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
-        try:
+        with self._withdrawing(call):
             path.send(call, nbytes, self.config.window_bytes, send)
-        except Backpressure:
-            self.pending.pop(call, None)
-            raise
 
     def answered(self, path: Path, nbytes: int) -> None:
         """A call of this size on this path has been answered."""
@@ -226,12 +227,15 @@ class Router:
         is_plain = not buffers and len(skeleton) <= self.config.large
         if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
             flags &= ~GATHERED
-            self._check_room(paths, call)
+            with self._withdrawing(call):  # before anything is sent: all or none
+                for path in paths:
+                    path.check_room()
             if is_plain:
                 return max([self.post(path, flags, fields, control, encoded, call) for path in paths])
             fellows = Counter([host_of(path.dst) for path in paths])
             near = sum(count for host, count in fellows.items() if self.outgoing.is_near(host))
-            parcel = self.outgoing.parcel(encoded, near, flags & SHARES > 0)
+            with self._withdrawing(call):
+                parcel = self.outgoing.parcel(encoded, near, flags & SHARES > 0)
             return max(
                 [self._post_parcel(p, flags, fields, parcel, call, fellows[host_of(p.dst)]) for p in paths]
             )
@@ -256,12 +260,12 @@ class Router:
             self.uplink(agent).send(frame)
         return size
 
-    def _check_room(self, paths: Sequence[Path], call: int) -> None:
-        """Raise Backpressure before anything is sent, where one of several members takes no more: all or none."""
+    @contextmanager
+    def _withdrawing(self, call: int) -> Iterator[None]:
+        """What raises in this block, for want of room or memory, keeps a call from being made."""
         try:
-            for path in paths:
-                path.check_room()
-        except Backpressure:
+            yield
+        except BaseException:
             self.pending.pop(call, None)
             raise
 

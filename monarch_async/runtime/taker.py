@@ -51,7 +51,13 @@ class Taker:
         runs = [(0, sum(sizes))]
         if not upload or self.fetch_once is None:
             into = [self._pool.take(size) if size else memoryview(b"") for size in sizes]
-            if self._plane.read_now(region, runs, into):
+            try:
+                was_read = self._plane.read_now(region, runs, into)
+            except Exception as error:
+                _log(region.endpoint.name, error)
+                done(None)
+                return
+            if was_read:
                 done(into)
             else:
                 self._start(self._read(region, runs, into, done))

@@ -5,6 +5,7 @@ import torch
 from holders import MB, Holder, nothing_on_the_way, open_segments, shared_with, wait_until
 
 import monarch_async as ma
+from monarch_async.runtime.router import active_router
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,6 +36,24 @@ async def test_results_share_pages_where_that_is_asked_for(hosts: ma.HostMesh) -
     assert torch.equal(copied, shared)
     shared.zero_()
     assert float((await actor.ones.options(readonly=True).call_one(2 * MB)).sum()) == 2 * MB
+
+
+async def test_a_call_for_which_there_is_no_memory_is_not_made(
+    hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = await (await hosts.spawn_procs({"gpus": 2})).spawn("holders", Holder)
+    router = active_router()
+
+    def parcel(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(router.outgoing, "parcel", parcel)
+        for send in (actors.total.call, actors.slice(gpus=1).total.call_one, actors.total.broadcast):
+            with pytest.raises(MemoryError):
+                send(bytes(MB))
+    assert not router.pending
+    assert list(await actors.total.call(bytes(MB))) == [(MB, 0)] * 2
 
 
 async def test_a_segment_is_used_again_only_when_nobody_looks_at_it(hosts: ma.HostMesh) -> None:

@@ -13,7 +13,7 @@ from monarch_async.bulk.blocks import BlockPool
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.errors import BadFrame
-from monarch_async.runtime.delivery import Delivery
+from monarch_async.runtime.delivery import SPAWN, Delivery
 from monarch_async.runtime.outgoing import Outgoing
 from monarch_async.runtime.taker import Taker
 from monarch_async.runtime.transfer import ACK_EVERY, WINDOW, Inbound, Outbound
@@ -182,8 +182,14 @@ class Receiver:
         fields = CallFields("f", [len(payload)]) if flags & BUFFERS else CallFields("f")
         self.delivery.take_call(src, flags, target, call, fields, payload)
 
-    def large(self, call: int, target: int = 1, src: int = 7, size: int = 4) -> None:
-        self.delivery.take_call(src, CHUNKED, target, call, CallFields("f", [size], 100 + call), b"")
+    def large(self, call: int, target: int = 1, src: int = 7, size: int = 4, endpoint: str = "f") -> None:
+        self.delivery.take_call(src, CHUNKED, target, call, CallFields(endpoint, [size], 100 + call), b"")
+
+    def creates(self, target: int) -> Target:
+        """Have the next call to a target that is missing make it."""
+        created = Target()
+        self.delivery.on_missing = lambda *_: self.delivery.targets.update({target: created})
+        return created
 
     def chunk(self, call: int, data: bytes, offset: int = 0, src: int = 7) -> None:
         self.delivery.take_chunk(src, 100 + call, offset, [data])
@@ -220,18 +226,66 @@ async def test_what_goes_to_another_actor_or_comes_from_another_sender_overtakes
 
 async def test_a_call_to_what_is_being_created_waits_for_it_whoever_sent_it() -> None:
     receiver = Receiver()
-    receiver.large(1, target=3)  # what creates target 3
+    receiver.large(1, target=3, endpoint=SPAWN)
     receiver.small(2, target=3)
     receiver.small(3, target=3, src=8)
+    receiver.large(4, target=3, src=9)
+    receiver.chunk(4, b"four", src=9)
     assert receiver.missing == []
-    created = Target()
-
-    def create(src: int, call: int, *_: object) -> None:
-        receiver.delivery.targets[3] = created
-
-    receiver.delivery.on_missing = create
+    created = receiver.creates(3)
     receiver.chunk(1, b"make")
-    assert [call for call, _ in created.taken] == [2, 3]
+    assert sorted(call for call, _ in created.taken) == [2, 3, 4]
+    assert receiver.delivery.held == {}
+
+
+async def test_what_has_waited_for_a_target_comes_before_what_its_sender_sent_later() -> None:
+    receiver = Receiver()
+    receiver.large(1, target=3, endpoint=SPAWN)
+    receiver.large(2, target=3)  # is still on its way when the target is there
+    receiver.small(3, target=3, src=8)
+    receiver.large(4, target=3, src=9)
+    receiver.small(5, target=3, src=8)
+    created = receiver.creates(3)
+    receiver.chunk(1, b"make")
+    receiver.small(6, target=3, src=8)
+    assert [call for call, _ in created.taken] == [3, 5, 6]
+    receiver.chunk(4, b"four", src=9)
+    receiver.chunk(2, b"two.")
+    assert [call for call, _ in created.taken] == [3, 5, 6, 4, 2]
+
+
+async def test_calls_to_what_is_not_created_after_all_are_told_so() -> None:
+    receiver = Receiver()
+    receiver.large(1, target=3, endpoint=SPAWN)
+    receiver.small(2, target=3)
+    receiver.small(3, target=3, src=8)
+    receiver.delivery.lose(lambda src: src == 7)
+    assert sorted(receiver.missing) == [2, 3]
+    receiver.missing.clear()
+    receiver.large(4, target=3, src=9, endpoint=SPAWN)
+    receiver.small(5, target=3, src=8)
+    receiver.chunk(4, b"fail", src=9)
+    assert receiver.missing == [4, 5]
+    assert receiver.delivery.held == {}
+
+
+async def test_a_call_that_waits_for_its_target_can_be_cancelled() -> None:
+    receiver = Receiver()
+    receiver.large(1, target=3, endpoint=SPAWN)
+    receiver.small(2, target=3, src=8)
+    cancelled: list[bool] = []
+    created = receiver.creates(3)
+    assert receiver.delivery.after_held(8, 3, lambda: cancelled.append(bool(created.taken)))
+    receiver.chunk(1, b"make")
+    assert cancelled == [True]
+    assert not receiver.delivery.after_held(8, 3, lambda: None)
+
+
+async def test_a_sender_of_chunks_is_answered_at_once() -> None:
+    """The agent tells of its death whoever has sent to it."""
+    receiver = Receiver()
+    receiver.large(1)
+    assert receiver.acks == [(7, 101, 0)]
 
 
 async def test_a_sender_that_dies_half_way_holds_up_nobody() -> None:
