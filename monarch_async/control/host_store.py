@@ -252,6 +252,8 @@ class HostStore:
         try:
             region = await memory.describe(self._plane, object.id, ask.kind is Kind.ALLOC)
         except OSError as error:
+            undo = self._store.abort if ask.kind is Kind.ALLOC else self._store.close  # who is refused does not
+            self._do(undo(ask.address, object.id))
             raise TransferError(name_of(object.id), f"its host cannot offer it: {error}") from error
         if memory.is_gone:
             await memory.withdraw(self._plane)

@@ -62,8 +62,11 @@ class Memory:
         packed = remote.pack()
         if is_writable:
             self._writing = region
-        else:
+        elif self.reading is None:
             self.reading = region, packed
+        else:  # made for another, meanwhile
+            packed = self.reading[1]
+            await plane.remove(region)
         return packed
 
     async def end_writing(self, plane: DataPlane) -> None:
