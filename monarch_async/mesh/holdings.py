@@ -71,13 +71,27 @@ class Keeper:
     @property
     def is_held(self) -> bool:
         """Whether all of them are known to their agents."""
-        return self.holding.is_settled.is_set() and all(keeper.is_held for keeper in self.inner)
+        return all(keeper.holding.is_settled.is_set() for keeper in self.reach())
 
     async def wait_held(self) -> None:
         """Wait for that, or until it has failed."""
-        await self.holding.is_settled.wait()
-        for keeper in self.inner:
-            await keeper.wait_held()
+        for keeper in self.reach():
+            await keeper.holding.is_settled.wait()
+
+    def reach(self) -> "list[Keeper]":
+        """Return all that it keeps, itself too: each once, after those in it. (They may be very deep in each other.)"""
+        if not self.inner:
+            return [self]
+        found: dict[Keeper, None] = {}
+        left = [(self, False)]
+        while left:
+            keeper, is_after = left.pop()
+            if is_after:
+                found[keeper] = None
+            elif keeper not in found:
+                left.append((keeper, True))
+                left += [(inner, False) for inner in keeper.inner]
+        return list(found)
 
 
 class Pin:

@@ -90,28 +90,42 @@ class Ref(Generic[T]):
         inner = _inner.get()
         if inner is not None:
             inner.append(self)
-            return _arrive, (said, self._cluster, _said_of(keeper.inner))
+            return _arrive, (said, self._cluster, _said_of(keeper))
         ticket = RefTicket(domain.holdings.tickets, keeper)
         tickets = collector.get()
         if tickets is None:
             domain.holdings.tickets.add(ticket, LEASE)
         else:
             tickets.append(ticket)
-        return _arrive, (said, self._cluster, _said_of(keeper.inner), domain.router.address, ticket.number)
+        return _arrive, (said, self._cluster, _said_of(keeper), domain.router.address, ticket.number)
 
 
-def _said_of(keepers: Iterable[Keeper]) -> tuple[Any, ...]:
-    """Return what is said of the objects to which a value has references, and to which those have some."""
-    facts = [(keeper.holding.facts, keeper.inner) for keeper in keepers]
-    return tuple((f.id, f.home, f.nbytes, f.where, _said_of(inner)) for f, inner in facts)
+def _said_of(keeper: Keeper) -> tuple[Any, ...]:
+    """Return what is said of the objects to which a value has references, and to which those have some: facts and, by
+    their indices, what it has references to, of each, these first; and which are the value's own."""
+    said: list[tuple[Any, ...]] = []
+    index: dict[Keeper, int] = {}
+    for inner in keeper.reach():
+        if inner is not keeper:
+            f = inner.holding.facts
+            index[inner] = len(said)
+            said.append((f.id, f.home, f.nbytes, f.where, tuple([index[child] for child in inner.inner])))
+    return tuple(said), tuple([index[child] for child in keeper.inner])
 
 
-def _keep_inner(domain: Domain, said: Iterable[Any]) -> list[Keeper]:
-    return [domain.holdings.keep(ObjectFacts(*facts), _keep_inner(domain, inner)) for *facts, inner in said]
+def _keep_inner(domain: Domain, said: Iterable[Any], own: Iterable[int]) -> list[Keeper]:
+    kept: list[Keeper] = []
+    for *facts, inner in said:
+        kept.append(domain.holdings.keep(ObjectFacts(*facts), [kept[index] for index in inner]))
+    return [kept[index] for index in own]
 
 
 def _arrive(
-    said: tuple[bytes, int, int, str], cluster: bytes, inner: tuple[Any, ...] = (), issuer: int = 0, ticket: int = 0
+    said: tuple[bytes, int, int, str],
+    cluster: bytes,
+    inner: tuple[Any, ...] = ((), ()),
+    issuer: int = 0,
+    ticket: int = 0,
 ) -> Ref[Any]:
     """Unpickle a reference; see `ref_tickets`. On any thread."""
     facts = ObjectFacts(*said)
@@ -119,7 +133,7 @@ def _arrive(
     if domain is None or domain.router.plane.cluster != cluster:
         return Ref(facts, cluster, None)
     try:
-        keeper = domain.holdings.keep(facts, _keep_inner(domain, inner))
+        keeper = domain.holdings.keep(facts, _keep_inner(domain, *inner))
     except Closed:  # it has no host any more
         return Ref(facts, cluster, None)
     if issuer:

@@ -261,6 +261,29 @@ async def test_inside_of_a_shared_object(readers: Reader) -> None:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
+async def test_objects_very_deep_in_each_other(readers: Reader) -> None:
+    """As a list whose items are shared objects, and with many ways to each."""
+    one, other = await ma.put(1), await ma.put(2)
+    for _ in range(40):
+        one, other = await ma.put([one, other]), await ma.put((one, other))
+    assert len(pickle.dumps(one)) < 20_000
+    for _ in range(500):
+        other = await ma.put({"next": other, "one": one})
+    await readers.at(0).keep.call_one(other)
+    del one, other
+    gc.collect()
+    value = await (await readers.at(0).give_from_thread.call_one())[0]
+    await readers.forget.call()
+    for _ in range(5):
+        value = await value["next"]
+    value = await value["one"]
+    for _ in range(40):
+        assert type(value) is list
+        value = await value[0]
+    assert value == 1
+    await leases_run_out()
+
+
 async def test_the_last_reference_anywhere_frees_it(readers: Reader) -> None:
     ref = await ma.put(np.ones(1000))
     await readers.keep.call(ref)
