@@ -70,7 +70,7 @@ class Holder(ma.Actor):
 
     @ma.endpoint
     async def take(self) -> tuple[float, float]:
-        await self.subscriber.load(self.state)
+        await self.subscriber.update(self.state)
         return self.marks()
 
     def marks(self) -> tuple[float, float]:
@@ -78,14 +78,13 @@ class Holder(ma.Actor):
 
     @ma.endpoint
     async def watch(self, last: int) -> tuple[int, int]:
-        """Load the newest version again and again until it is the last; say how often, and how many were torn."""
-        loads = torn = 0
-        newest = 0.0
-        while newest < last:
-            await self.subscriber.load(self.state)
+        """Move to the newest version again and again until it is the last; say how often, and how many were torn."""
+        loads = torn = version = 0
+        while version < last:
+            version = await self.subscriber.update(self.state)
             least, newest = self.marks()
             loads += 1
-            torn += least != newest
+            torn += not least == newest == version
         return loads, torn
 
 

@@ -149,10 +149,11 @@ class WeightSubscriber:
         return self._version
 
     async def update(self, into: HasState | Mapping[str, Any]) -> int:
-        """Copy the newest version into a module or state dict, the same every time, where that has an older one.
+        """Copy the newest version into a module or state dict, the same one every time, where that has an older one.
 
-        Returns the version that is in there now; does not wait for one, so that may be 0. Everything is compared first, structure, names, dtypes, shapes. The copy is made beside
-        the loop: nothing should use ``into`` meanwhile. It is complete when this ends, also where it is cancelled.
+        Returns which is in there now; it does not wait for one, so that may be 0. Everything is compared first:
+        structure, names, dtypes, shapes. The copy is made beside the loop: nothing should use ``into`` meanwhile. It is
+        complete when this ends, also where it is cancelled.
 
         Raises BufferMismatch where ``into`` does not fit, BadCall where something in there is no tensor; nothing is
         changed then.

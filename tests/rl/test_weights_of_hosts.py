@@ -33,7 +33,7 @@ async def has_objects(*expected: int) -> None:
 
 async def test_versions_go_where_somebody_asks() -> None:
     async with ma.local_hosts(3) as hosts:
-        procs = await hosts.slice(hosts=slice(1, 3)).spawn_procs({"gpus": 1}, preload=["torch"])
+        procs = await hosts.slice(hosts=slice(1, 3)).spawn_procs({"gpus": 1})
         generators = await procs.spawn("generators", Generator)
         async with ma.WeightPublisher() as publisher:
             await publisher.publish(filled(SHAPES, 1))
@@ -69,7 +69,7 @@ async def test_the_host_of_the_publisher_is_lost() -> None:
     """Who waits is told so, and keeps what it has; other publishers' subscribers there are not missed."""
     async with ma.local_hosts(2) as hosts:
         async with ma.supervise(ma.ignore):
-            procs = await hosts.spawn_procs({"gpus": 1}, preload=["torch"])
+            procs = await hosts.spawn_procs({"gpus": 1})
             learners = await procs.spawn("learners", Learner, SHAPES)
             generators = await procs.spawn("generators", Generator)
             publisher = await learners.at(1).reference.call_one()

@@ -7,30 +7,35 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 import monarch_async as ma
 
-torch.set_num_threads(1)
 
+def filled(shapes: dict[str, tuple[int, ...]], number: float, library: str = "numpy") -> dict[str, Any]:
+    """Weights that are a number all through; of numpy where the processes need not import torch."""
+    if library == "numpy":
+        return {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
+    import torch
 
-def filled(shapes: dict[str, tuple[int, ...]], number: float) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, float(number)) for name, shape in shapes.items()}
 
 
 def spread_of(state: Any) -> tuple[float, float]:
     """The least and the greatest element: two different ones mean torn."""
-    ends = [end for tensor in state.values() for end in map(float, tensor.aminmax())]
-    return min(ends), max(ends)
+    arrays = [np.asarray(array) for array in state.values()]
+    return min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays)
 
 
 class Generator(ma.Actor):
     """Has weights of its own."""
 
     @ma.endpoint
-    async def subscribe(self, publisher: ma.WeightPublisher, shapes: dict[str, tuple[int, ...]]) -> None:
+    async def subscribe(
+        self, publisher: ma.WeightPublisher, shapes: dict[str, tuple[int, ...]], library: str = "numpy"
+    ) -> None:
         self.subscriber = ma.WeightSubscriber(publisher)
-        self.state = filled(shapes, 0)
+        self.state = filled(shapes, 0, library)
         self.held: Any = None
 
     @ma.endpoint
@@ -51,7 +56,7 @@ class Generator(ma.Actor):
     async def hold(self) -> tuple[int, int, int]:
         """Keep the newest; tell the device and inode of its memory."""
         version, self.held = await self.subscriber.newest()
-        address = next(iter(self.held.values())).data_ptr()
+        address = np.asarray(next(iter(self.held.values()))).ctypes.data
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, _, _, device, inode, *_ = line.split()
             first, last = (int(end, 16) for end in span.split("-"))
@@ -62,13 +67,6 @@ class Generator(ma.Actor):
     @ma.endpoint
     async def held_spread(self) -> tuple[float, float]:
         return spread_of(self.held)
-
-    @ma.endpoint
-    async def scribble(self) -> float:
-        """Write into the held ones."""
-        first = next(iter(self.held.values()))
-        first.fill_(-1)
-        return float(first.sum())
 
     @ma.endpoint
     async def let_go(self) -> None:
