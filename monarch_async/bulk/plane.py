@@ -89,12 +89,12 @@ class DataPlane:
     @cached_property
     def regions(self) -> Regions:
         """What is registered here."""
-        return Regions()
+        return vars(self).setdefault("regions", Regions())  # whichever thread is first
 
     @cached_property
     def arena(self) -> Arena:
         """Memory to hand to other processes of this machine."""
-        return Arena()
+        return vars(self).setdefault("arena", Arena())
 
     @cached_property
     def silent(self) -> Endpoint:
@@ -109,11 +109,7 @@ class DataPlane:
     @property
     def endpoint(self) -> Endpoint:
         """How others reach this process. The first time its sockets are opened: OSError where that fails."""
-        if self._endpoint is None:
-            with self._lock:
-                if self._endpoint is None:
-                    self._endpoint = self._listen()
-        return self._endpoint
+        return self._endpoint or self.thread.call(self._listen)
 
     @property
     def is_listening(self) -> bool:
@@ -125,17 +121,27 @@ class DataPlane:
         return self.endpoint
 
     def _listen(self) -> Endpoint:
+        """Open the sockets, once. On the plane's thread, so that no other has to wait for that with a lock held."""
+        if self._endpoint is not None:
+            return self._endpoint
         key = secrets.token_bytes(32)
         urls = [Url.abstract(f"monarch-async-bulk-{os.getpid()}-{secrets.token_hex(8)}")]
         if self._bulk_host or "tcp" in self.config.allowed_transports:  # others ask for their transports' needs there
             host = self._bulk_host or "127.0.0.1"
             urls.append(Url.parse(f"tcp://{f'[{host}]' if ':' in host else host}:0"))
-        sockets = [bind(url) for url in urls]
-        tcp = bound_url(urls[1], sockets[1]).text.removeprefix("tcp://") if len(urls) > 1 else ""
-        thread = self.thread
-        ucx = thread.call(self._start_ucx)
-        thread.call_soon(self._serve, list(zip(urls, sockets, strict=True)), key)
-        return replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx, network=this_network())
+        sockets: list[socket.socket] = []
+        try:
+            sockets += map(bind, urls)
+            tcp = bound_url(urls[1], sockets[1]).text.removeprefix("tcp://") if len(urls) > 1 else ""
+            ucx = self._start_ucx()
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        self._serve(list(zip(urls, sockets, strict=True)), key)
+        found = replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx, network=this_network())
+        self._endpoint = found
+        return found
 
     def _start_ucx(self) -> bytes:
         if "ucx" not in self.config.allowed_transports:
@@ -305,8 +311,10 @@ class DataPlane:
             self._is_closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
-            await thread.run(self._aclose())
-            thread.close()
+            try:
+                await thread.run(self._aclose())
+            finally:
+                thread.close()
         if "arena" in vars(self):
             self.arena.close()
 

@@ -76,8 +76,8 @@ class Ways:
 
     async def close(self, transport: Transport, endpoint: Endpoint) -> None:
         """Close a transport, and the connection that it asked on."""
+        link = self._links.pop(endpoint, None)  # first: who finds a way meanwhile is to have one of its own
         await transport.aclose()
-        link = self._links.pop(endpoint, None)
         if link is not None:
             await link.aclose()
 

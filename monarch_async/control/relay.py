@@ -203,6 +203,7 @@ class Relay:
         if gathering is None:
             self._forward(connection, dst, frame, 0, len(frame))
             return
+        connection.sent_to.add(dst)
         gathering.outstanding.discard(src)
         if flags & CHUNKED:  # its chunks are not held: neither may be what announces them
             self._forward(connection, dst, frame, 0, len(frame))

@@ -257,6 +257,13 @@ def test_r2_a_cast_counts_as_sent() -> None:
     assert [peer.address for peer in net.relay.forget(B)] == [CLIENT]
 
 
+def test_r2_a_reply_that_is_held_counts_as_sent() -> None:
+    net = Net()
+    net.feed(net.client, cast(1, 1, 2))
+    net.feed(net.a, reply(A, 1, GATHERED))
+    assert [peer.address for peer in net.relay.forget(CLIENT)] == [A]
+
+
 def test_r3_what_cannot_be_delivered_goes_to_the_desk_frame_by_frame() -> None:
     net = Net()
     nobody, nowhere = address(HOST, 99), address(777, 1)
