@@ -30,5 +30,5 @@ Reading order
   ``intake``, ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
 - ``ucx_library``, ``ucx_worker``, ``ucx_endpoint``, ``ucx_flight``, ``ucx_grants``, ``ucx``  one-sided over UCX
 - ``device``  the memory of devices, by way of pinned memory
-- ``plane``, ``plane_thread``, ``routes``  one process's data plane, and which way it goes to whom
+- ``plane``, ``plane_thread``, ``routes``, ``ways``  one process's data plane, and which way it goes to whom
 """
