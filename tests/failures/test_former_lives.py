@@ -1,4 +1,7 @@
-"""A proc that is restarted has the address of the one before: what was meant for that one is not for it."""
+"""Procs that end with something on its way: nobody waits for the rest of it, is hurt by it, or takes it for another's.
+
+A proc that is restarted has the address of the one before.
+"""
 
 import asyncio
 import os
@@ -45,8 +48,11 @@ class Asker(ma.Actor):
         return await other.answer.call_one(tag)
 
     @ma.endpoint
-    async def send_and_die(self, other: Slow, size: int) -> None:
+    async def send_and_die(self, other: Slow, size: int, before: int = 0) -> None:
+        for _ in range(before):
+            await other.take.call_one(b"\x01" * size)
         other.take.broadcast(b"\x01" * size)
+        await asyncio.sleep(0)  # it goes out
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -82,6 +88,18 @@ async def test_who_has_only_received_from_a_proc_hears_of_its_death_too(transpor
         asker = await (await hosts.spawn_procs()).spawn("asker", Asker)
         with pytest.raises(ma.ProcDied):
             await asker.send_and_die.call_one(slow, 32 << 20)
+        async with asyncio.timeout(5):
+            while tuple(await slow.on_their_way.call_one()) != (0, 0):
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("before", [0, 3, 40])  # the memory's owner is new; known; connected directly
+async def test_who_is_to_read_from_a_proc_that_is_gone_lives_on(before: int) -> None:
+    async with ma.local_hosts() as hosts, ma.supervise(ma.ignore):
+        slow = await (await hosts.spawn_procs()).spawn("slow", Slow)
+        asker = await (await hosts.spawn_procs()).spawn("asker", Asker)
+        with pytest.raises(ma.ProcDied):
+            await asker.send_and_die.call_one(slow, 300_000, before)
         async with asyncio.timeout(5):
             while tuple(await slow.on_their_way.call_one()) != (0, 0):
                 await asyncio.sleep(0.02)
