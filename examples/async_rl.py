@@ -4,7 +4,7 @@
         ▲                                                           │
         └────────────────────────── weights ────────────────────────┘
 
-Nobody waits for a round to end. Every `Generator` fetches the newest weights, plays a short rollout and puts
+Nobody waits for a round to end. Every `Generator` moves to the newest weights, plays a short rollout and puts
 it into the `ReplayBuffer`, which makes it wait while it is full. The `Learner` trains on what is there, with
 PPO's clipped objective. By then the policy that played is a few versions old; so each trajectory carries its
 version and the log-probabilities its actions had: the ratio in the objective is taken against those, and what
@@ -21,7 +21,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,7 +122,7 @@ class ReplayBuffer(ma.Actor):
 
 
 class Learner(ma.Actor):
-    """Trains. `train` is a plain function: it has a thread, and the loop stays free to serve `weights`."""
+    """Trains. `train` is a plain function: it has a thread, and the loop stays free for those who ask for weights."""
 
     def __init__(self, seed: int) -> None:
         torch.set_num_threads(1)
@@ -131,16 +130,23 @@ class Learner(ma.Actor):
         self.actor, self.critic = network(2), network(1)
         self.parameters = [*self.actor.parameters(), *self.critic.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, LEARNING_RATE)
-        self.newest = 0, deepcopy(self.actor.state_dict())
+
+    async def setup(self) -> None:
+        self.publisher = ma.WeightPublisher("policy")
+        await self.publish()
 
     @ma.endpoint
-    async def weights(self, newer_than: int) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest version and its weights, or None if the caller has them."""
-        return self.newest if self.newest[0] > newer_than else None
+    async def policy(self) -> ma.WeightPublisher:
+        return self.publisher
 
     @ma.endpoint
-    def train(self, batch: list[Trajectory]) -> int:
-        """Do one PPO update; return the version it made."""
+    async def publish(self) -> int:
+        """Make the policy as it is now the newest; return its version."""
+        return await self.publisher.publish(self.actor)
+
+    @ma.endpoint
+    def train(self, batch: list[Trajectory]) -> None:
+        """Do one PPO update."""
         observations, actions, behaviour, rewards, terminated, done, played = (
             torch.cat([getattr(trajectory, name) for trajectory in batch], dim=1)
             for name in ("observations", "actions", "log_probs", "rewards", "terminated", "done", "played")
@@ -160,19 +166,17 @@ class Learner(ma.Actor):
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.parameters, 0.5)
                 self.optimizer.step()
-        self.newest = self.newest[0] + 1, deepcopy(self.actor.state_dict())
-        return self.newest[0]
 
 
 class Generator(ma.Actor):
     """Plays, always with the newest weights there are."""
 
-    def __init__(self, learner: Learner, buffer: ReplayBuffer, seed: int) -> None:
+    def __init__(self, policy: ma.WeightPublisher, buffer: ReplayBuffer, seed: int) -> None:
         seed += ma.context().rank
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.learner, self.buffer = learner, buffer
-        self.actor, self.version = network(2), -1
+        self.policy, self.buffer = ma.WeightSubscriber(policy), buffer
+        self.actor = network(2)
         self.envs = gymnasium.make_vec("CartPole-v1", ENVS, vectorization_mode="vector_entry_point")
         self.observation, _ = self.envs.reset(seed=seed)
         self.done, self.score = numpy.zeros(ENVS, bool), numpy.zeros(ENVS)
@@ -180,9 +184,7 @@ class Generator(ma.Actor):
     @ma.endpoint
     async def play(self) -> None:
         while True:
-            if newer := await self.learner.weights.call_one(newer_than=self.version):
-                self.version, weights = newer
-                self.actor.load_state_dict(weights)
+            await self.policy.update(self.actor)
             await self.buffer.put.call_one(self.rollout())
 
     @torch.no_grad()
@@ -202,7 +204,7 @@ class Generator(ma.Actor):
             observations.append(self.observation)
             columns.append((action[:, 0], log_prob[:, 0], reward, terminated, self.done, played))
         arrays = [numpy.stack(column) for column in (observations, *zip(*columns, strict=True))]
-        return Trajectory(os.getpid(), self.version, returns, *map(torch.from_numpy, arrays))
+        return Trajectory(os.getpid(), self.policy.version, returns, *map(torch.from_numpy, arrays))
 
     @ma.endpoint
     async def die(self) -> None:
@@ -218,6 +220,7 @@ async def solve(options: argparse.Namespace, progress: "Progress") -> None:
     async with ma.local_hosts() as hosts:
         learner_proc = await hosts.spawn_procs({"cpus": 1}, name="learner", preload=preload)
         learner = await learner_proc.spawn("learner", Learner, options.seed)
+        policy = await learner.policy.call_one()
         buffer_proc = await hosts.spawn_procs({"cpus": 1}, name="buffer", preload=preload)
         buffer = await buffer_proc.spawn("buffer", ReplayBuffer, CAPACITY)
 
@@ -228,14 +231,15 @@ async def solve(options: argparse.Namespace, progress: "Progress") -> None:
 
         async with ma.supervise(keep_playing):
             procs = await hosts.spawn_procs({"cpus": options.generators}, name="generators", preload=preload)
-            generators = await procs.spawn("generators", Generator, learner, buffer, options.seed)
+            generators = await procs.spawn("generators", Generator, policy, buffer, options.seed)
             generators.play.broadcast()
-            version, batch = 0, buffer.get.call_one(BATCH, oldest=0)
+            version, batch = 1, buffer.get.call_one(BATCH, oldest=1)
             while not progress.is_solved:
                 trajectories = await batch
                 # sent now, awaited later: the next batch gathers while the learner trains on this one
                 batch = buffer.get.call_one(BATCH, oldest=version + 1 - MAX_STALENESS)
-                version = await learner.train.call_one(trajectories)
+                await learner.train.call_one(trajectories)
+                version = await learner.publish.call_one()
                 progress.add(version, trajectories, *await buffer.fill.call_one())
                 if options.kill and progress.killed_at is None and progress.mean_return > options.target / 3:
                     generators.at(0).die.broadcast()

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
 pytest.importorskip("matplotlib")
 
+import monarch_async as ma  # noqa: E402
 from monarch_async.examples import async_rl  # noqa: E402
 from monarch_async.examples.async_rl import (  # noqa: E402
     CLIP,
@@ -185,17 +186,19 @@ async def test_a_cancelled_put_leaves_nothing() -> None:
 # Learner and Generator
 
 
-async def test_weights_are_sent_only_to_who_lacks_them_and_never_change_afterwards() -> None:
-    learner = Learner(seed=0)
-    version, weights = await learner.weights(newer_than=-1)
-    before = {name: weight.clone() for name, weight in weights.items()}
-    assert version == 0
-    assert await learner.weights(newer_than=0) is None
-    assert learner.train([trajectory(), trajectory()]) == 1
-    version, after = await learner.weights(newer_than=0)
-    assert version == 1
-    assert all(torch.equal(weights[name], before[name]) for name in before)
-    assert any(not torch.equal(after[name], before[name]) for name in before)
+async def test_each_version_is_what_the_policy_was() -> None:
+    async with ma.local_hosts():
+        learner = Learner(seed=0)
+        await learner.setup()
+        generator = ma.WeightSubscriber(await learner.policy())
+        policy = network(2)
+        for version in (1, 2):
+            published = {name: weight.clone() for name, weight in learner.actor.state_dict().items()}
+            learner.train([trajectory(), trajectory()])
+            assert await generator.update(policy) == version
+            assert all(torch.equal(policy.state_dict()[name], published[name]) for name in published)
+            assert any(not torch.equal(learner.actor.state_dict()[name], published[name]) for name in published)
+            assert await learner.publish() == version + 1
 
 
 def test_training_makes_what_paid_more_likely() -> None:
@@ -216,6 +219,7 @@ def test_training_makes_what_paid_more_likely() -> None:
 
 def test_a_rollout_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_rl.ma, "context", lambda: type("Context", (), {"rank": 0}))
+    monkeypatch.setattr(async_rl.ma, "WeightSubscriber", lambda publisher: type("Subscriber", (), {"version": 3}))
     generator = Generator(None, None, seed=0)  # type: ignore[arg-type]
     generator.actor = network(2)
     first, second = generator.rollout(), generator.rollout()
@@ -225,7 +229,7 @@ def test_a_rollout_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
         log_probs = generator.actor(first.observations[:-1]).log_softmax(-1)
     expected = log_probs.gather(-1, first.actions[..., None])[..., 0]
     assert torch.allclose(first.log_probs, expected, atol=1e-6)
-    assert first.pid == os.getpid()
+    assert first.pid == os.getpid() and first.version == 3
     # a beginner's episodes last some ten to forty steps: each that ended is reported once, with its length
     assert len(first.returns) == int(first.done.sum())
     assert len(first.returns) > 0
