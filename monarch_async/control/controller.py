@@ -56,7 +56,7 @@ class Requests:
 
     def __init__(self, router: Router) -> None:
         """Send through ``router``."""
-        self._router = router
+        self._router, self.own = router, router.address
 
     def send(self, dst: int, operation: str, *arguments: object) -> Awaitable[Any]:
         """Send one request now; await the answer. Raises Lost where the asked one is gone, Error where it refuses."""

@@ -368,6 +368,7 @@ class Store:
             "budget": self._stock.room.budget,
             "objects": len(states),
             "waiting_puts": states.count(State.QUEUED),
+            "waiting_reads": sum(object.state is not State.QUEUED for object in self._stock.room.queue.values()),
             "pulls": states.count(State.PULLING),
             "spilled": len(on_disk),
             "spilled_bytes": sum(object.nbytes for object in on_disk),

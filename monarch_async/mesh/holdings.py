@@ -22,7 +22,7 @@ from monarch_async.bulk.memory import copy
 from monarch_async.bulk.region import RemoteRegion
 from monarch_async.control.controller import Requests
 from monarch_async.errors import Closed, Lost, ObjectLost, TransferError
-from monarch_async.mesh import waiting_put
+from monarch_async.mesh import room_report
 from monarch_async.mesh.ref_tickets import Tickets
 from monarch_async.wire.object_layout import Laid, cut_object
 from monarch_async.wire.payload import loads_shared
@@ -83,7 +83,7 @@ class Keeper:
         if not self.inner:
             return [self]
         found: dict[Keeper, None] = {}
-        left = [(self, False)]
+        left: list[tuple[Keeper, bool]] = [(self, False)]
         while left:
             keeper, is_after = left.pop()
             if is_after:
@@ -124,11 +124,11 @@ class Holding:
 
     def live_keeper(self) -> Keeper | None:
         """Return what keeps it, if anything does."""
-        return self.keeper() if self.keeper is not None else None
+        return self.keeper and self.keeper()
 
     def live_pin(self) -> Pin | None:
         """Return its pin, if something is mapped."""
-        return self.pin() if self.pin is not None else None
+        return self.pin and self.pin()
 
 
 class Holdings:
@@ -251,14 +251,16 @@ class Holdings:
             return self._make_keeper(holding, inner)
 
     async def _alloc(self, facts: ObjectFacts) -> Grant:
-        asked = self._ask(facts.home, "alloc", facts.id, facts.nbytes, self._wants_region)
-        timer = self._router.loop.call_later(waiting_put.PATIENCE, self._report_waiting, asked, facts)
+        return await self._ask_memory(facts.home, "alloc", facts, facts.nbytes)
+
+    async def _ask_memory(self, agent: int, operation: str, facts: ObjectFacts, *arguments: int) -> Grant:
+        def report() -> None:
+            self._start(room_report.report_waiting(asked, operation, facts, self._requests, agent))
+
+        asked = self._ask(agent, operation, facts.id, *arguments, self._wants_region)
+        timer = self._router.loop.call_later(room_report.PATIENCE, report)
         asked.add_done_callback(lambda _: timer.cancel())
         return _read_grant(await asyncio.shield(asked))
-
-    def _report_waiting(self, asked: asyncio.Task[Any], facts: ObjectFacts) -> None:
-        own = self._router.address
-        self._start(waiting_put.report_waiting(asked, facts, self._requests, facts.home, own))
 
     async def _fill(self, grant: Grant, laid: Laid) -> None:
         plane = self._router.plane
@@ -331,8 +333,7 @@ class Holdings:
             if agent != holding.agent:  # that one is gone
                 holding.agent = agent
                 self._hold(holding)
-            asked = self._ask(agent, "open", facts.id, facts.home, facts.nbytes, self._wants_region)
-            holding.grant = _read_grant(await asked)
+            holding.grant = await self._ask_memory(agent, "open", facts, facts.home, facts.nbytes)
         except Lost as error:
             raise ObjectLost(str(facts), f"its host is gone: {error}") from error
         except TransferError as error:

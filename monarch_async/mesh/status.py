@@ -75,14 +75,16 @@ class StoreStatus:
     """A host's store of shared objects (`monarch_async.put`), in bytes and counts.
 
     ``used`` of ``budget`` bytes of memory are taken (very small objects count more, as their number is limited too);
-    ``waiting_puts`` wait until that is less; ``spilled`` objects, of ``spilled_bytes``, are on disk; ``pulls`` copies
-    are on their way from other hosts. ``holders``: who keeps what, the largest first; what several keep is in each.
+    ``waiting_puts`` and ``waiting_reads`` (of copies that are to come here) wait until that is less; ``spilled``
+    objects, of ``spilled_bytes``, are on disk; ``pulls`` copies are on their way from other hosts. ``holders``: who
+    keeps what, the largest first; what several keep is in each.
     """
 
     used: int
     budget: int
     objects: int
     waiting_puts: int
+    waiting_reads: int
     spilled: int
     spilled_bytes: int
     pulls: int
@@ -192,8 +194,8 @@ def _store_line(store: StoreStatus) -> "Text":
         line.append(f", on disk: {store.spilled} ({store.spilled_bytes / 1e9:.1f} GB)")
     if store.pulls:
         line.append(f", arriving: {store.pulls}")
-    if store.waiting_puts:
-        line.append(f", waiting for room: {store.waiting_puts}", "bold red")
+    if waiting := store.waiting_puts + store.waiting_reads:
+        line.append(f", waiting for room: {waiting}", "bold red")
         shares = [f"{share.name} ({share.objects}, {share.nbytes / 1e9:.1f} GB)" for share in store.holders[:5]]
         line.append(f"; held by {', '.join(shares) or 'nobody'}")
     return line

@@ -13,7 +13,7 @@ import pytest
 from ref_actors import Reader
 
 import monarch_async as ma
-from monarch_async.mesh import ref_tickets, waiting_put
+from monarch_async.mesh import ref_tickets, room_report
 from monarch_async.mesh.domain import active_domain
 
 MIB = 1 << 20
@@ -139,7 +139,7 @@ async def test_a_full_store_makes_puts_wait() -> None:
 
 
 async def test_a_put_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(waiting_put, "PATIENCE", 0.05)
+    monkeypatch.setattr(room_report, "PATIENCE", 0.05)
     async with ma.local_hosts(2, config=ma.Config(store_bytes=8 * MIB)) as hosts:
         procs = await hosts.spawn_procs({"gpus": 1}, name="readers")
         readers = await procs.spawn("readers", Reader)
@@ -158,6 +158,25 @@ async def test_a_put_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, c
         refs.clear()
         await waits
         del waits
+        await has_objects(0, 0)
+
+
+async def test_a_read_that_waits_for_room_is_shown() -> None:
+    async with ma.local_hosts(2, config=ma.Config(store_bytes=8 * MIB)) as hosts:
+        procs = await hosts.spawn_procs({"gpus": 1}, name="readers")
+        readers = await procs.spawn("readers", Reader)
+        mine = await ma.put(np.zeros(7 * MIB, "u1"))
+        theirs = [await readers.at(1).make.call_one(3 * MIB // 8) for _ in range(2)]
+        await readers.at(0).keep_value.call_one(theirs[0])  # one goes over what may be kept
+        waits = readers.at(0).total.call_one(theirs[1])
+        async with asyncio.timeout(10):
+            while (store := (await hosts.status()).hosts[0].store).waiting_reads != 1:
+                await asyncio.sleep(0.01)
+        assert "readers[0]" in {share.name for share in store.holders}
+        assert "waiting for room: 1" in str(await hosts.status())
+        await readers.forget.call()
+        assert await waits == 3 * MIB // 8
+        del mine, theirs, waits
         await has_objects(0, 0)
 
 

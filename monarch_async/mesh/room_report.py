@@ -1,4 +1,7 @@
-"""A put that waits for room says so after a while, and who has the room: that may be the one that waits."""
+"""A put that waits for room in a store, or a read of a copy that does, says so after a while, and who has the room.
+
+That may be the program that waits itself.
+"""
 
 import asyncio
 import logging
@@ -13,25 +16,28 @@ log = logging.getLogger("monarch_async")
 #: Seconds until it is said for the first time; each time after that it takes twice as long.
 PATIENCE = 10.0
 _MOST_NAMED = 5
+_VERBS = {"alloc": "putting", "open": "reading"}
 
 
 async def report_waiting(
-    put: "asyncio.Future[object]", what: object, requests: Requests, agent: int, own: int
+    asked: "asyncio.Future[object]", operation: str, what: object, requests: Requests, agent: int
 ) -> None:
-    """``put`` has waited for `PATIENCE`: warn, again and again until it is done. ``own``: this process's address."""
+    """``asked`` of the store has been waiting for `PATIENCE`: warn, again and again until it is answered, where it is
+    room that is waited for."""
     waited, pause = PATIENCE, PATIENCE
-    while not put.done():
+    while not asked.done():
         try:
             (host,) = (await fetch_status(requests, [host_of(agent)])).hosts
-        except Error:  # the agent is gone: who put it is told
+        except Error:  # the agent is gone: who asked is told
             return
-        if not put.done() and host.store.waiting_puts:
-            store = host.store
+        store = host.store
+        if not asked.done() and (store.waiting_puts if operation == "alloc" else store.waiting_reads):
             log.warning(
-                "putting %s has waited %.0f s for room: of the store of %s, %s of %s MB are in use (store_bytes) by %s",
-                what, waited, host.name, _megabytes(store.used), _megabytes(store.budget), _named(store.holders, own),
+                "%s %s has waited %.0f s for room: of the store of %s, %s of %s MB are in use (store_bytes) by %s",
+                _VERBS[operation], what, waited, host.name, _megabytes(store.used), _megabytes(store.budget),
+                _named(store.holders, requests.own),
             )  # fmt: skip
-        await asyncio.wait([put], timeout=pause)
+        await asyncio.wait([asked], timeout=pause)
         waited, pause = waited + pause, 2 * pause
 
 
