@@ -224,6 +224,8 @@ class SimWorkers(Workers):
             "host": self._name,
             "config": {name: getattr(config, name) for name in Config.__slots__},
             "is_lifelined": False,
+            "cluster": self._cluster,
+            "bulk_host": self.bulk_host,
             "is_root_near": True,
         }
         label = f"{spec['mesh']}[{spec['rank']}]"
