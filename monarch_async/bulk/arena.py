@@ -21,6 +21,8 @@ Token = tuple[int, int, int, int]
 
 #: Segments are of no less.
 _SMALLEST = 64 << 10
+#: Segments that are kept though nobody uses them.
+_MOST_IDLE = 512
 #: Mappings of others' segments that this process keeps though nobody uses them. Their pages are not ours to count.
 _MOST_MAPPINGS, _MOST_MAPPED = 8, 4 << 30
 
@@ -62,7 +64,10 @@ class Arena:
     """A process's segments. Any thread may use it."""
 
     def __init__(self, limit: int = 256 << 20) -> None:
-        """Keep up to ``limit`` bytes of segments that nobody uses; beyond, the one that is idle for longest goes."""
+        """Keep up to ``limit`` bytes of segments that nobody uses, and so many that each may have a descriptor.
+
+        Beyond, the one that is idle for longest goes.
+        """
         self.limit = limit
         self.idle_bytes = 0
         self._idle: OrderedDict[int, Segment] = OrderedDict()  # by descriptor, the latest last
@@ -136,7 +141,7 @@ class Arena:
     def _evict(self, limit: int) -> None:
         while True:
             with self._lock:
-                if self.idle_bytes <= limit:
+                if self.idle_bytes <= limit and len(self._idle) <= _MOST_IDLE:
                     return
                 segment = self._forget(next(iter(self._idle)))
             os.ftruncate(segment.fd, 0)  # at once, though others may have kept their mapping of it for the next time

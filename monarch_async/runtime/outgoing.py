@@ -12,6 +12,7 @@ or that it cannot: then it is sent in chunks. What it is offered depends on wher
 """
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -36,6 +37,9 @@ log = logging.getLogger("monarch_async.bulk")
 #: The two kinds of offer, in a message's ``memory`` field: ``[SEGMENT, token]``, and ``[REGION, packed RemoteRegion,
 #: upload, fellows]``, where ``upload`` names what so many receivers of a host fetch once (nothing: each by itself).
 REGION, SEGMENT = "region", "segment"
+
+#: What was refused is not offered again for so long: it may have been a passing fault of the network.
+_FAR, _SULK = "far", 60.0
 
 #: A smaller payload takes less time to copy for each receiver than a segment takes to open.
 _WORTH_SHARING = 1 << 20
@@ -87,7 +91,7 @@ class Outgoing:
         self._lent_bytes = 0
         #: Whether the processes of a host run on this machine; set by whoever knows.
         self.is_near: Callable[[int], bool] = lambda host: False
-        self._refused: set[tuple[str, int]] = set()  # kinds of offer that did not work, by host
+        self._refused: dict[tuple[str, int], float] = {}  # until when which kind of offer is not made to a host
         self._may_offer = bool(set(config.allowed_transports) - {"local"})
         self._may_share = "memfd" in config.allowed_transports
 
@@ -163,12 +167,15 @@ class Outgoing:
         if not self._may_offer:
             return None
         if not self.is_near(host):
-            return None if ("far", host) in self._refused else self._describe(parcel, True, fellows)
-        if parcel.segment is not None and (SEGMENT, host) not in self._refused:
+            return None if self._is_refused(_FAR, host) else self._describe(parcel, True, fellows)
+        if parcel.segment is not None and not self._is_refused(SEGMENT, host):
             return [SEGMENT, parcel.segment.token]
-        if (REGION, host) in self._refused:  # not with no help from here; perhaps by some
-            return None if ("far", host) in self._refused else self._describe(parcel, True, 1)
+        if self._is_refused(REGION, host):  # not with no help from here; perhaps by some
+            return None if self._is_refused(_FAR, host) else self._describe(parcel, True, 1)
         return self._describe(parcel, False, 1)
+
+    def _is_refused(self, kind: str, host: int) -> bool:
+        return bool(self._refused) and self._refused.get((kind, host), 0.0) > time.monotonic()
 
     def _describe(self, parcel: Parcel, is_served: bool, fellows: int) -> list[object] | None:
         plane = self._plane
@@ -231,11 +238,12 @@ class Outgoing:
             dst, parcel, connection, _ = offered
             host = host_of(dst)
             if not self.is_near(host):
-                self._refused.add(("far", host))
-            elif parcel.segment is not None and (SEGMENT, host) not in self._refused:
-                self._refused.add((SEGMENT, host))
+                kind = _FAR
+            elif parcel.segment is not None and not self._is_refused(SEGMENT, host):
+                kind = SEGMENT
             else:
-                self._refused.add(("far" if (REGION, host) in self._refused else REGION, host))
+                kind = _FAR if self._is_refused(REGION, host) else REGION
+            self._refused[kind, host] = time.monotonic() + _SULK
             self._send_chunks(dst, transfer, parcel, connection)
 
     def lose(self, gone: Callable[[int], bool]) -> None:

@@ -173,8 +173,8 @@ class Router:
         """Raise `BadCall` on any thread but the loop's: nothing here may be used there."""
         if get_ident() != self._thread:
             raise BadCall(
-                "a mesh",
-                f"made on the thread {current_thread().name!r}, and meshes are used on the event loop's: use "
+                "a mesh, handle or reference",
+                f"made on the thread {current_thread().name!r}, and they are used on the event loop's: use "
                 f"asyncio.run_coroutine_threadsafe, or make the endpoint `async def`",
             )
 
