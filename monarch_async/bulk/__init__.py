@@ -29,6 +29,6 @@ Reading order
 - over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``,
   ``intake``, ``bulk_connection`` move; ``stream_transfer``, ``stream`` dial; ``served``, ``bulk_server`` serve
 - ``ucx_library``, ``ucx_worker``, ``ucx_endpoint``, ``ucx_flight``, ``ucx_grants``, ``ucx``  one-sided over UCX
-- ``device``  the memory of devices, by way of pinned memory
+- ``device``, ``pinned``  the memory of devices, by way of pinned memory
 - ``plane``, ``plane_thread``, ``routes``, ``ways``  one process's data plane, and which way it goes to whom
 """

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from monarch_async.bulk.arena import Arena
 from monarch_async.bulk.bulk_server import BulkServer
 from monarch_async.bulk.cma import allow_readers
+from monarch_async.bulk.device import DeviceLanes, DeviceMemory
 from monarch_async.bulk.endpoint import Endpoint, this_machine, this_network
 from monarch_async.bulk.mapping import enlarge_region
 from monarch_async.bulk.plane_thread import PlaneThread
@@ -152,7 +153,9 @@ class DataPlane:
         return b"" if isinstance(self.ucx, str) else self.ucx.address
 
     def _serve(self, sockets: list[tuple[Url, socket.socket]], key: bytes) -> None:
-        operations = local_operations(self.regions, self.arena)
+        lanes = DeviceLanes(self.regions, self.add, self.remove)
+        self._serving.push_async_callback(lanes.aclose)
+        operations = local_operations(self.regions, self.arena) | lanes.operations()
         if not isinstance(self.ucx, str):
             operations |= UcxGrants(self.regions, self.ucx).operations()
         server = BulkServer(self.regions, self.config, operations)
@@ -169,11 +172,19 @@ class DataPlane:
     # -- registering -----------------------------------------------------------------------------------------------
 
     async def add(
-        self, spans: Sequence[memoryview], is_writable: bool, keep: object = None, what: str = "registered memory"
+        self,
+        spans: Sequence[memoryview],
+        is_writable: bool,
+        keep: object = None,
+        what: str = "registered memory",
+        device: DeviceMemory | None = None,
     ) -> tuple[Region, RemoteRegion]:
-        """Register memory: flat views of bytes. ``keep`` is kept alive with it; ``what`` names it in errors."""
+        """Register memory: flat views of bytes, or that of a ``device``.
+
+        ``keep`` is kept alive with it; ``what`` names it in errors.
+        """
         self.endpoint  # noqa: B018  the UCX worker starts with it
-        region = self.regions.add(spans, is_writable, keep)
+        region = self.regions.add(spans, is_writable, keep, device)
         if not isinstance(worker := self.ucx, str):
             try:
                 region.rkeys = await self.run(_async(lambda: worker.register(region)))
@@ -195,7 +206,7 @@ class DataPlane:
         """Return what others need to know of a region."""
         return RemoteRegion(
             endpoint or self.endpoint, region.id, region.stamp, region.id, region.addresses(), region.is_writable,
-            region.rkeys, what,
+            region.rkeys, what, region.device.device if region.device is not None else "",
         )  # fmt: skip
 
     async def advance(self, region: Region, what: str = "registered memory") -> RemoteRegion:
@@ -234,7 +245,7 @@ class DataPlane:
 
     def read_now(self, region: RemoteRegion, runs: Sequence[Run], into: Sequence[memoryview]) -> bool:
         """Read at once, on any thread, where that is quicker than waiting; return whether it was. Raises as `read`."""
-        route = self._routes.known(region.endpoint)
+        route = self._routes.known(region)
         if route is None or route.read_now is None:
             return False
         size = sum(map(len, into))
@@ -269,7 +280,7 @@ class DataPlane:
     ) -> None:
         if region.endpoint.cluster != self._cluster:
             raise ForeignHandle(region.what, f"it belongs to {region.endpoint.name}, which is of another cluster")
-        route = await self._routes.find(region.endpoint)
+        route = await self._routes.find(region)
         move = route.transport.read if what == "read" else route.transport.write
         started = time.perf_counter()
         try:

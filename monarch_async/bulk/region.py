@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -22,6 +23,9 @@ from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.memory import address_of
 from monarch_async.bulk.transport import Run
 from monarch_async.errors import BadFrame, StaleHandle
+
+if TYPE_CHECKING:
+    from monarch_async.bulk.device import DeviceMemory
 
 #: Bytes of a beacon page; the nonce is at the start of the first, the words begin behind it.
 _PAGE = 64 << 10
@@ -67,12 +71,23 @@ class Region:
     """A region, at its owner. Entered and left on the plane's loop only."""
 
     __slots__ = (
-        "_drained", "epoch", "first_stamp", "id", "is_writable", "keep", "rkeys", "spans", "stamp", "users",
+        "_drained", "device", "epoch", "first_stamp", "id", "is_writable", "keep", "rkeys", "spans", "stamp", "users",
     )  # fmt: skip
 
-    def __init__(self, id: int, spans: Sequence[memoryview], is_writable: bool, keep: object) -> None:
-        """``keep`` is whatever keeps the memory alive; ``spans`` are flat views of bytes."""
+    def __init__(
+        self,
+        id: int,
+        spans: Sequence[memoryview],
+        is_writable: bool,
+        keep: object,
+        device: "DeviceMemory | None" = None,
+    ) -> None:
+        """``keep`` is whatever keeps the memory alive; ``spans`` are flat views of bytes, none where it is a device's.
+
+        See `device` for what that is then.
+        """
         self.id, self.spans, self.is_writable, self.keep = id, tuple(spans), is_writable, keep
+        self.device = device
         self.stamp = self.first_stamp = 0
         self.epoch = 0
         self.users = 0
@@ -82,10 +97,12 @@ class Region:
     @property
     def size(self) -> int:
         """Bytes in all."""
-        return sum(len(span) for span in self.spans)
+        return self.device.size if self.device is not None else sum(len(span) for span in self.spans)
 
     def addresses(self) -> tuple[tuple[int, int], ...]:
-        """Return where its spans are, and how long."""
+        """Return where its spans are, and how long: those of a device in the memory of that."""
+        if self.device is not None:
+            return tuple([(address, size) for address, size, _ in self.device.places])
         return tuple((address_of(span), len(span)) for span in self.spans)
 
     def cut(self, runs: Sequence[Run]) -> Iterator[memoryview]:
@@ -196,10 +213,16 @@ class Regions:
     def __len__(self) -> int:
         return len(self._regions)
 
-    def add(self, spans: Sequence[memoryview], is_writable: bool, keep: object = None) -> Region:
-        """Register memory. ``spans``: flat views of bytes."""
+    def add(
+        self,
+        spans: Sequence[memoryview],
+        is_writable: bool,
+        keep: object = None,
+        device: "DeviceMemory | None" = None,
+    ) -> Region:
+        """Register memory: flat views of bytes, or that of a device."""
         with self._lock:
-            region = Region(self.beacon.take(), spans, is_writable, keep)
+            region = Region(self.beacon.take(), spans, is_writable, keep, device)
             self._regions[region.id] = region
             self._renew(region)
             region.first_stamp = region.stamp

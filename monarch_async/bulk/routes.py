@@ -44,7 +44,7 @@ class RouteFacts:
 class Route:
     """The way to one process."""
 
-    __slots__ = ("endpoint", "nbytes", "read_now", "reasons", "seconds", "transport")
+    __slots__ = ("beyond", "endpoint", "nbytes", "read_now", "reasons", "seconds", "transport")
 
     def __init__(self, endpoint: Endpoint, transport: Transport, reasons: dict[str, str]) -> None:
         """``reasons``: why better transports are not taken."""
@@ -52,6 +52,8 @@ class Route:
         #: Reads a little at once, on any thread; None where the transport cannot.
         self.read_now: ReadNow | None = getattr(transport, "read_now", None)
         self.nbytes, self.seconds = 0, 0.0
+        #: How it goes on to memory of the process's devices; by whether that has keys for UCX.
+        self.beyond: dict[bool, Route] = {}
 
     def count(self, nbytes: int, seconds: float) -> None:
         """So many bytes have been moved."""
@@ -74,19 +76,38 @@ class Routes:
         self._finding: dict[Endpoint, asyncio.Task[Route]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def known(self, endpoint: Endpoint) -> Route | None:
-        """Return the route to a process, where one has been found before.
+    def known(self, region: RemoteRegion) -> Route | None:
+        """Return the route to a region, where one has been found before.
 
         One that was found before the process had sockets does not count once it has: it may be able to do more.
         """
-        route = self._routes.get(endpoint.nonce)
-        return None if route is None or (endpoint.key and not route.endpoint.key) else route
+        route = self._routes.get(region.endpoint.nonce)
+        if route is None or (region.endpoint.key and not route.endpoint.key):
+            return None
+        return route if _reaches(route.transport, region) else route.beyond.get(bool(region.rkeys))
 
-    async def find(self, endpoint: Endpoint) -> Route:
-        """Return the route to a process. Raises NoTransport."""
-        found = self.known(endpoint)
+    async def find(self, region: RemoteRegion) -> Route:
+        """Return the route to a region. Raises NoTransport."""
+        found = self.known(region)
+        if found is not None and found.transport.name == "ucx" and not region.rkeys:  # one that is described silently
+            raise NoTransport(region.endpoint.name, {"ucx": "this memory is not registered with it"})
         if found is not None:
-            self._routes.move_to_end(endpoint.nonce)
+            self._routes.move_to_end(region.endpoint.nonce)
+            return found
+        route = await self._find(region.endpoint)
+        if _reaches(route.transport, region):
+            return route
+        transport, reasons = await self._ways.open_beyond(route.transport, region)
+        beyond = route.beyond.setdefault(
+            bool(region.rkeys), Route(route.endpoint, transport, {**route.reasons, **reasons})
+        )
+        if beyond.transport is not transport:  # somebody else was first
+            await transport.aclose()
+        return beyond
+
+    async def _find(self, endpoint: Endpoint) -> Route:
+        found = self._routes.get(endpoint.nonce)
+        if found is not None and (found.endpoint.key or not endpoint.key):
             return found
         finding = self._finding.get(endpoint)
         if finding is None:
@@ -113,19 +134,29 @@ class Routes:
         raise NoTransport(endpoint.name, reasons)
 
     def drop(self, route: Route) -> None:
-        """A route has broken."""
-        if self._routes.get(route.endpoint.nonce) is route:
+        """A route has broken, or the end of it that is for devices."""
+        known = self._routes.get(route.endpoint.nonce)
+        if known is not None and (known is route or route in known.beyond.values()):
             del self._routes[route.endpoint.nonce]
-            self._close(route)
+            self._close(known)
 
     def _close(self, route: Route) -> None:
-        closing = asyncio.get_running_loop().create_task(self._ways.close(route.transport, route.endpoint))
+        closing = asyncio.get_running_loop().create_task(self._end(route))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
+    async def _end(self, route: Route) -> None:
+        await self._ways.close(route.transport, route.endpoint)
+        for beyond in route.beyond.values():
+            await beyond.transport.aclose()
+
     def facts(self) -> list[RouteFacts]:
         """Return what people may want to know of every route, the latest last."""
-        return [route.facts() for route in list(self._routes.values())]
+        found = []
+        for route in list(self._routes.values()):
+            beyond = list(route.beyond.values())
+            found += [part.facts() for part in (route, *beyond) if part.nbytes or part is not route or not beyond]
+        return found
 
     async def aclose(self) -> None:
         """Close every transport. Twice is fine."""
@@ -137,3 +168,8 @@ class Routes:
         if self._closing:
             await asyncio.wait(self._closing)
         await self._ways.aclose()
+
+
+def _reaches(transport: Transport, region: RemoteRegion) -> bool:
+    """Whether a transport to a process's memory reaches this region itself."""
+    return not region.device or (transport.name == "ucx" and bool(region.rkeys))

@@ -18,7 +18,7 @@ import asyncio
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from monarch_async.bulk.blocks import BlockPool
@@ -155,24 +155,31 @@ class UcxWorker:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def register(self, region: Region, device: Sequence[tuple[int, int]] = ()) -> tuple[bytes, ...]:
+    def register(self, region: Region) -> tuple[bytes, ...]:
         """Register a region's memory; return the keys to it: one for each span, and one for the word of its stamp.
 
-        Args:
-            region: registered with the beacon of this worker.
-            device: where its bytes are memory of a CUDA device, as (address, bytes), instead of its spans. Only where
-                `has_cuda`.
-
-        Raises UcxFailure. With network cards this pins the memory, which takes about a tenth of a second per GB.
+        There are none where it is memory of a device that this UCX does not move. Raises UcxFailure. With network cards
+        this pins the memory, which takes about a tenth of a second per GB.
         """
-        where = device or region.addresses()
-        kind = MEMORY_CUDA if device else MEMORY_HOST
         maps: list[Any] = []
         keys: list[bytes] = []
+        device = region.device
+        if device is None:
+            places = [(address, size, "cpu") for address, size in region.addresses()]
+        elif self.has_cuda and all(where == "cpu" or where.startswith("cuda") for _, _, where in device.places):
+            places = list(device.places)
+        else:
+            return ()
         try:
-            for address, size in where:
+            for address, size, where in places:
+                kind = MEMORY_HOST if where == "cpu" else MEMORY_CUDA
                 keys.append(self._map(address, size, kind, maps) if size else b"")
             keys.append(self._page_key(region.id))
+        except UcxFailure:
+            self._unmap(maps)
+            if device is None:
+                raise
+            return ()  # such as memory that CUDA has put together of several pieces: pinned memory does
         except BaseException:
             self._unmap(maps)
             raise

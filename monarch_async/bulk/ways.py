@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from monarch_async.bulk.cma import Cma
 from monarch_async.bulk.endpoint import Endpoint, this_machine, this_network
 from monarch_async.bulk.local import Local
+from monarch_async.bulk.pinned import OwnDevice, PinnedTransport
+from monarch_async.bulk.region import RemoteRegion
 from monarch_async.bulk.staged import Staged
 from monarch_async.bulk.stream import BulkLink, StreamTransport
 from monarch_async.bulk.transport import Transport
@@ -41,6 +43,20 @@ class Ways:
                 return await self._open_ucx(endpoint)
             case _:
                 return self._open_stream(endpoint)
+
+    async def open_beyond(self, inner: Transport, region: RemoteRegion) -> tuple[Transport, dict[str, str]]:
+        """Return a transport to memory of a process's device, and why it is no better one.
+
+        ``inner`` is one to its other memory, on which this may stand: it is to be closed first.
+        """
+        if inner.name == "local":
+            return OwnDevice(self._plane.regions), {}
+        why = _why_no_ucx(region)
+        if not why and "ucx" in self._plane.config.allowed_transports:
+            transport, why = await self._open_ucx(region.endpoint)
+            if transport is not None:
+                return transport, {}
+        return PinnedTransport(self._link(region.endpoint), inner), {"ucx": why or "this process allows no UCX"}
 
     async def _open_ucx(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
         from monarch_async.bulk.ucx import Ucx
@@ -93,3 +109,12 @@ def _link_url(endpoint: Endpoint) -> Url:
     if endpoint.tcp and not (is_here and endpoint.local):
         return Url.parse(f"tcp://{endpoint.tcp}")
     return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
+
+
+def _why_no_ucx(region: RemoteRegion) -> str:
+    """Return why UCX does not reach memory of a device; empty: it may."""
+    if region.rkeys:
+        return ""
+    if not region.device.startswith("cuda"):
+        return "it moves memory of CUDA devices only"
+    return "UCX has no CUDA at its owner" if region.endpoint.ucx else "its owner has no UCX worker"

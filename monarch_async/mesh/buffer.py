@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
+from monarch_async.bulk.pinned import from_device, to_device
 from monarch_async.bulk.region import RemoteRegion
 from monarch_async.errors import BadCall, NoTransport, StaleHandle, TransferBroken, TransferError
 from monarch_async.mesh.deathwatch import Deathwatch, find_fate
@@ -23,7 +24,7 @@ from monarch_async.mesh.progress import watch
 from monarch_async.mesh.registration import Registration, check_lease, find_registration
 from monarch_async.wire.exchange import Exchange, Pair, reading, writing
 from monarch_async.wire.layout import Layout, describe, new_pairs, pair_up
-from monarch_async.wire.strided import Index
+from monarch_async.wire.strided import Index, Run
 
 T = TypeVar("T")
 
@@ -42,7 +43,11 @@ async def register(value: T, *, lease: float | None = None, name: str = "", read
         name: what errors, progress bars and tables call it.
         readonly: others may not write.
 
-    Raises BadCall where ``value`` has something else in it, saying where, and NoTransport for memory of a device.
+    Memory of devices is moved by UCX where that has CUDA, and through pinned memory here otherwise: `ma.transports`
+    says which. Then it is copied after what has been queued by that time on the stream that is current now, and without
+    holding that up. With UCX, who reads or writes must know that no kernel uses it.
+
+    Raises BadCall where ``value`` has something else in it, saying where, and NoTransport for a device without streams.
     """
     domain = active_domain()
     name = name or "registered memory"
@@ -131,7 +136,7 @@ class Handle(Generic[T]):
             out: where to; same structure, dtypes and shapes, of torch or numpy. By default new memory.
             slice: some of one array: what goes between the brackets, ``slice(0, 10)``, ``(..., 3)``. ``out`` is as
                 large as that.
-            device: put the result there, ``"cuda:0"``.
+            device: put the result there, ``"cuda:0"``. It gets there in pieces, through pinned memory of this process.
 
         Raises BufferMismatch where ``out`` or ``slice`` does not fit, and nothing is changed then; StaleHandle where it
         is registered no longer; ProcDied or HostLost where its owner is gone; ForeignHandle, NoTransport,
@@ -151,11 +156,11 @@ class Handle(Generic[T]):
             for memory in exchange.into:
                 memory.note_change()
             return cast(T, out)
-        return cast(T, finish() if device is None else await at_leisure(exchange.nbytes, finish))
+        return cast(T, finish())
 
     async def read(self, domain: Domain, pairs: Sequence[Pair]) -> Exchange:
         """Copy arrays of the region to memory here; see `fetch`. Return what was done."""
-        exchange = reading(pairs, domain.router.pool.take, self._name)
+        exchange = reading(pairs, domain.router.pool.take, self._name, reaches_devices=True)
         await self._move(domain, "fetch", exchange)
         if exchange.copies:
             await at_leisure(exchange.copied_bytes, exchange.copy)
@@ -170,19 +175,28 @@ class Handle(Generic[T]):
         if not self._region.is_writable:
             raise TransferError(self._name, "it was registered as read-only")
         layout = self._layout if slice is None else self._layout.sliced(slice, self._name)
-        exchange = writing(pair_up(layout, source, self._name, "source"), domain.router.pool.take, self._name)
+        pairs = pair_up(layout, source, self._name, "source")
+        exchange = writing(pairs, domain.router.pool.take, self._name, reaches_devices=True)
         if exchange.copies:
             await at_leisure(exchange.copied_bytes, exchange.copy)
         await self._move(domain, "write", exchange)
 
     async def _move(self, domain: Domain, what: str, exchange: Exchange) -> None:
         plane = domain.router.plane
-        move = plane.read if what == "fetch" else plane.write
         watched = watch(f"{what} {self._name}", exchange.nbytes)
         owner = self._region.endpoint.address
+
+        async def move(runs: Sequence[Run], views: Sequence[memoryview]) -> None:
+            one_way = plane.read if what == "fetch" else plane.write
+            await one_way(self._region, runs, views, watched and watched.advance)
+
         try:
             with Deathwatch(domain, owner):
-                await move(self._region, exchange.runs, exchange.views, watched and watched.advance)
+                if exchange.beyond is None or exchange.runs:
+                    await move(exchange.runs, exchange.views)
+                if exchange.beyond is not None:
+                    through = to_device if what == "fetch" else from_device
+                    await through(move, exchange.runs_beyond, exchange.beyond)
         except StaleHandle as error:
             raise error if self._name in error.what else StaleHandle(self._name, error.why) from None
         except (TransferBroken, NoTransport) as error:

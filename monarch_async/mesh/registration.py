@@ -38,7 +38,9 @@ class Registration:
         self = cls(domain, name, registered.anchors)
         if lease is not None:
             check_lease("register", lease)
-        self.region, remote = await domain.router.plane.add(registered.spans, is_writable, self, name)
+        self.region, remote = await domain.router.plane.add(
+            registered.spans, is_writable, self, name, registered.beyond
+        )
         domain.registrations[self.region.id] = self
         if lease is not None:
             self.renew(lease)

@@ -12,7 +12,7 @@ handing it bytes in any split.
 - ``tensor``: torch tensors as Arrow.
 - ``strided``: where the elements of an n-d array lie, as runs of bytes.
 - ``array``, ``layout``, ``exchange``: tensors and nested dicts of them as memory, and what a transfer moves where;
-  ``packed``: how they travel in one piece.
+  ``packed``: how they travel in one piece; ``accelerator``: the memory of torch's devices.
 - ``chunk``: the frames of the data plane, which carry checksums.
 - ``auth``: both ends prove that they hold the cluster's token before anything else is parsed.
 - ``link``: numbered frames and acknowledgements, so that a dropped connection can be resumed without loss.

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from monarch_async.errors import BadCall, BufferMismatch, NoTransport
+from monarch_async.errors import BadCall, BufferMismatch
+from monarch_async.wire import accelerator
 from monarch_async.wire.strided import Strided, Take, dense
 
 if TYPE_CHECKING:
@@ -40,12 +41,14 @@ class Leaf(NamedTuple):
 class Memory:
     """An array that is here. ``place`` counts from ``address``, and its elements reach over ``extent`` bytes."""
 
-    __slots__ = ("address", "device", "dtype", "extent", "is_writable", "library", "place", "value")
+    __slots__ = ("address", "device", "dtype", "extent", "is_writable", "library", "place", "stream", "value")
 
     def __init__(
         self, value: "Array", library: str, dtype: object, device: str, address: int, place: Strided, writable: bool
     ) -> None:
         """``address`` is where the first element is, in the memory of ``device``."""
+        #: Whose work comes before what is done with it here; none for this machine's memory.
+        self.stream = None if device == "cpu" else accelerator.stream_of(device)
         start, self.extent = place.bounds()
         self.value, self.library, self.dtype, self.device, self.is_writable = value, library, dtype, device, writable
         self.place = place.moved(-start)
@@ -73,10 +76,8 @@ class Memory:
         """Return what keeps the memory where it is: while that lives, torch refuses to resize its storage."""
         if self.library == "numpy":
             return self.value
-        import torch
-
-        assert isinstance(self.value, torch.Tensor)
-        return torch.empty(0, dtype=torch.uint8).set_(self.value.untyped_storage()).numpy()
+        storage = accelerator.bytes_of_storage(self.value)  # type: ignore[arg-type]
+        return storage.numpy() if self.is_here else storage
 
     def storage(self) -> int:
         """Return what is the same for views of one tensor's memory."""
@@ -84,12 +85,24 @@ class Memory:
             return id(self.value)
         return self.value.untyped_storage().data_ptr()  # type: ignore[union-attr]
 
+    def part(self, address: int, size: int) -> accelerator.Part:
+        """Return some bytes of its storage, or of this machine's memory."""
+        if not self.is_here:
+            storage = accelerator.bytes_of_storage(self.value)  # type: ignore[arg-type]
+            return accelerator.Part(storage, address - storage.data_ptr(), size, self.device, self.stream)
+        import torch
+
+        return accelerator.Part(torch.frombuffer(memory_at(address, size), dtype=torch.uint8), 0, size, "cpu", None)
+
     def like(self, place: Strided, take: Take) -> "Memory":
         """Return new memory of the same library and dtype, with its elements placed so. ``place`` begins at 0."""
         size = place.bounds()[1]
         if self.is_here:
             return array_over(self.library, self.dtype, place, take(size) if size else memoryview(b""))
-        return _pinned(self.dtype, place, self.device)
+        steps = [step // place.itemsize for step in place.strides]
+        dtype: Any = _real_dtype("torch", self.dtype)
+        tensor = accelerator.empty_pinned(place.shape, steps, dtype)
+        return Memory(tensor, "torch", self.dtype, "cpu", tensor.data_ptr(), place, True)
 
     def copy_from(self, other: "Memory") -> None:
         """Copy the elements of an array of the same library, dtype and shape."""
@@ -100,7 +113,7 @@ class Memory:
             return
         import torch
 
-        with torch.no_grad():
+        with torch.no_grad(), accelerator.on_stream(self.stream or other.stream):
             into, source = _copyable(self.value), _copyable(other.value)
             into.copy_(source)
 
@@ -148,8 +161,7 @@ def _memory_of_tensor(tensor: "torch.Tensor", where: str, what: str) -> Memory:
     size = tensor.itemsize
     place = Strided(size, tuple(tensor.shape), tuple([step * size for step in tensor.stride()]))
     name = _torch_name(tensor.dtype)
-    device = "cpu" if tensor.is_cpu else str(tensor.device)
-    return Memory(tensor, "torch", name, device, tensor.data_ptr(), place, True)
+    return Memory(tensor, "torch", name, accelerator.device_of(tensor), tensor.data_ptr(), place, True)
 
 
 def _memory_of_array(array: "numpy.ndarray[Any, Any]", where: str, what: str) -> Memory:
@@ -165,40 +177,23 @@ def _memory_of_array(array: "numpy.ndarray[Any, Any]", where: str, what: str) ->
 def allocate(leaf: Leaf, place: Strided, take: Take, device: str | None, where: str) -> Memory:
     """Return new memory for what is read of a leaf, with its elements placed as in ``place``, which begins at 0.
 
-    Where it is going to a device (`to_device`), that is memory pinned for the way there. Raises NoTransport where this
-    process has no such device.
+    On a device it is a tensor, whatever the leaf is. Raises NoTransport where this process has no such device.
     """
-    size = place.bounds()[1]
+    size, steps = place.bounds()[1], [step // place.itemsize for step in place.strides]
     if device is not None and device != "cpu":
-        check_device(device, where)
-        return _pinned(leaf.dtype, place, device)
+        accelerator.check_device(device, where)
+        on_device: Any = _real_dtype("torch", leaf.dtype)
+        tensor = accelerator.empty_on(device, place.shape, steps, on_device)
+        return Memory(tensor, "torch", leaf.dtype, accelerator.device_of(tensor), tensor.data_ptr(), place, True)
     if size >= _FROM_POOL:
         return array_over(leaf.library, leaf.dtype, place, take(size))
-    dtype, steps = leaf.real_dtype(), [step // place.itemsize for step in place.strides]
+    dtype = leaf.real_dtype()
     if leaf.library == "torch":
         import torch
 
         tensor = torch.empty_strided(place.shape, steps, dtype=dtype)  # type: ignore[arg-type]
         return Memory(tensor, "torch", leaf.dtype, "cpu", tensor.data_ptr(), place, True)
     return array_over("numpy", leaf.dtype, place, memoryview(bytearray(size)))
-
-
-def check_device(device: str, where: str) -> None:
-    """Raise NoTransport where this process has no such device."""
-    import torch
-
-    kind, _, index = device.partition(":")
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if here is None or here.type != kind:
-        has = "no accelerator" if here is None else f"{here.type} only"
-        raise NoTransport(where, {device: f"this process has {has}"})
-    if index and not 0 <= int(index) < torch.accelerator.device_count():
-        raise NoTransport(where, {device: f"there are {torch.accelerator.device_count()} of its kind"})
-
-
-def to_device(memory: Memory, device: str) -> "torch.Tensor":
-    """Return what `allocate` made for a device on that device."""
-    return memory.value.to(device, non_blocking=False)  # type: ignore[union-attr]
 
 
 def array_over(library: str, dtype: object, place: Strided, buffer: memoryview) -> Memory:
@@ -218,15 +213,6 @@ def array_over(library: str, dtype: object, place: Strided, buffer: memoryview) 
     else:
         tensor = torch.empty_strided(place.shape, steps, dtype=real)  # type: ignore[arg-type]
     return Memory(tensor, library, dtype, "cpu", tensor.data_ptr(), place, True)
-
-
-def _pinned(dtype: object, place: Strided, device: str) -> Memory:
-    """Make a tensor in host memory that a device copies from and to directly."""
-    import torch
-
-    steps = [step // place.itemsize for step in place.strides]
-    tensor = torch.empty_strided(place.shape, steps, dtype=_real_dtype("torch", dtype), pin_memory=True)  # type: ignore[arg-type]
-    return Memory(tensor, "torch", dtype, "cpu", tensor.data_ptr(), place, True)
 
 
 def _copyable(tensor: Any) -> "torch.Tensor":

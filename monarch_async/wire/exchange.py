@@ -3,13 +3,14 @@
 Arrays on both sides may have gaps and any order of axes. Where the pieces are large they move to or from their place
 directly. Where they are small, reading takes an *image*: memory of its own in the region's order, gaps included if they
 are not too large, from which the elements are copied; writing takes one for the local side only, as the gaps are
-others' memory.
+others' memory. Memory of a device that lies as it does in the region needs no image: who can, moves it in pieces.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from monarch_async.errors import BufferMismatch
+from monarch_async.wire.accelerator import AcceleratorMemory, Part
 from monarch_async.wire.array import Memory
 from monarch_async.wire.strided import Run, Strided, Take, dense, merge
 
@@ -31,7 +32,7 @@ class Pair(NamedTuple):
 class Exchange:
     """What one transfer moves: ``runs`` of the region, one after the other, to or from ``views``."""
 
-    __slots__ = ("copies", "into", "runs", "views")
+    __slots__ = ("_parts", "beyond", "copies", "into", "runs", "runs_beyond", "views")
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -39,11 +40,14 @@ class Exchange:
         self.views: list[memoryview] = []
         self.copies: list[tuple[Memory, Memory]] = []  #: (to, from), for `copy`
         self.into: list[Memory] = []  #: what it changes here
+        self.beyond: AcceleratorMemory | None = None  #: memory of devices, to or from which ``runs_beyond`` are moved
+        self.runs_beyond: list[Run] = []
+        self._parts: list[Part] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes that are moved."""
-        return sum(map(len, self.views))
+        return sum(map(len, self.views)) + (self.beyond.size if self.beyond is not None else 0)
 
     @property
     def copied_bytes(self) -> int:
@@ -59,11 +63,29 @@ class Exchange:
         self.runs += runs
         self.views += views
 
+    def _takes(self, there: Strided, here: Memory, reaches_devices: bool) -> bool:
+        """Add what is one run at either side, where that can be moved directly; return whether it is."""
+        run = _simple(there, here)
+        if run is None or not (here.is_here or reaches_devices):
+            return False
+        if here.is_here:
+            self._add([run], [here.view()])
+        else:
+            self.runs_beyond.append(run)
+            self._parts.append(here.part(here.address, here.extent))
+        return True
 
-def reading(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
+    def _finish(self) -> "Exchange":
+        self.runs, self.runs_beyond = merge(self.runs), merge(self.runs_beyond)
+        if self._parts:
+            self.beyond = AcceleratorMemory(self._parts)
+        return self
+
+
+def reading(pairs: Sequence[Pair], take: Take, where: str, *, reaches_devices: bool = False) -> Exchange:
     """Return what reads each pair's array. Raises BufferMismatch where it cannot be written here, or is too scattered.
 
-    ``where`` names the region.
+    ``where`` names the region. ``reaches_devices``: whether you heed `Exchange.beyond`.
     """
     exchange = Exchange()
     for there, here in pairs:
@@ -72,8 +94,7 @@ def reading(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
         exchange.into.append(here)
         if not there.nbytes:
             continue
-        if (simple := _simple(there, here)) is not None:
-            exchange._add([simple], [here.view()])
+        if exchange._takes(there, here, reaches_devices):
             continue
         if here.place.has_overlaps:
             raise BufferMismatch(where, f"elements of out share memory: its strides are {here.place.strides} bytes")
@@ -89,13 +110,12 @@ def reading(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
             exchange._add(ordered.runs(), _cut(image, order))
             if image is not here:
                 exchange.copies.append((here, image))
-    exchange.runs = merge(exchange.runs)
-    return exchange
+    return exchange._finish()
 
 
-def writing(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
+def writing(pairs: Sequence[Pair], take: Take, where: str, *, reaches_devices: bool = False) -> Exchange:
     """Return what writes each pair's array. Raises BufferMismatch where elements there share memory, or are too
-    scattered."""
+    scattered. See `reading`."""
     exchange = Exchange()
     last = {pair.there: pair.here for pair in pairs}  # of several for the same memory the last one is written
     for there, here in last.items():
@@ -103,21 +123,19 @@ def writing(pairs: Sequence[Pair], take: Take, where: str) -> Exchange:
             raise BufferMismatch(where, f"elements of it share memory: its strides are {there.strides} bytes")
         if not there.nbytes:
             continue
-        if (simple := _simple(there, here)) is not None:
-            exchange._add([simple], [here.view()])
+        if exchange._takes(there, here, reaches_devices):
             continue
         order = there.order()
         image = _to_move(here, order, take)
         exchange._add(there.permuted(order).runs(), _cut(image, order))
         if image is not here:
             exchange.copies.append((image, here))
-    exchange.runs = merge(exchange.runs)
-    return exchange
+    return exchange._finish()
 
 
 def _simple(there: Strided, here: Memory) -> Run | None:
     """Return the one run that it is, where both sides are without gaps and in the same order."""
-    if here.is_here and there.strides == here.place.strides and here.extent == there.nbytes and there.is_dense:
+    if there.strides == here.place.strides and here.extent == there.nbytes and there.is_dense:
         return there.bounds()
     return None
 

@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch_async.errors import BadCall, BufferMismatch, NoTransport, UnknownPart
-from monarch_async.wire.array import Leaf, Memory, allocate, dense_like, find_memory, memory_at, to_device
+from monarch_async.errors import BadCall, BufferMismatch, UnknownPart
+from monarch_async.wire.accelerator import AcceleratorMemory
+from monarch_async.wire.array import Leaf, Memory, allocate, dense_like, find_memory, memory_at
 from monarch_async.wire.exchange import Pair
 from monarch_async.wire.strided import Index, Strided, Take
 
@@ -78,24 +79,24 @@ class Layout(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """What `register` needs to know of a value: ``spans`` end to end are the region; ``anchors`` keep them in place."""
+    """What `register` needs to know of a value: ``spans`` end to end are the region; ``anchors`` keep them in place.
+
+    Where some of it is on a device, all of it is ``beyond``, and there are no spans.
+    """
 
     layout: Layout
     spans: list[memoryview]
     is_writable: bool
     anchors: list[object]
+    beyond: AcceleratorMemory | None = None
 
 
 def describe(value: object, what: str) -> Registered:
-    """Return where a value's arrays lie.
+    """Return where a value's arrays lie, on whichever devices.
 
-    Raises BadCall, naming the place in ``value`` of what is none, and NoTransport for memory of a device.
+    Raises BadCall, naming the place in ``value`` of what is none, and NoTransport for a device that has no streams.
     """
-    tree, found = find_arrays(value, what)
-    for memory in found:
-        if not memory.is_here:
-            raise NoTransport(what, {memory.device: "others cannot read this device's memory; register a CPU copy"})
-    return lay_out_arrays(tree, found)
+    return lay_out_arrays(*find_arrays(value, what))
 
 
 def find_arrays(value: object, what: str) -> tuple[Tree, list[Memory]]:
@@ -105,15 +106,18 @@ def find_arrays(value: object, what: str) -> tuple[Tree, list[Memory]]:
 
 
 def lay_out_arrays(tree: Tree, found: Sequence[Memory]) -> Registered:
-    """Return where the arrays of a tree, which are in this process's memory, lie."""
+    """Return where the arrays of a tree lie. Raises as `describe`."""
     places, spans = _lay_out(found)
     leaves = [
         Leaf(memory.library, memory.dtype, memory.place.moved(start), memory.device)
         for memory, start in zip(found, places, strict=True)
     ]
-    views = [memory_at(address, size) for address, size in spans]
-    is_writable = all(memory.is_writable for memory in found)
-    return Registered(Layout(tree, tuple(leaves)), views, is_writable, [memory.anchor() for memory in found])
+    layout, is_writable = Layout(tree, tuple(leaves)), all(memory.is_writable for memory in found)
+    anchors = [memory.anchor() for memory in found]
+    if any(not memory.is_here for memory, _, _ in spans):
+        beyond = AcceleratorMemory([memory.part(address, size) for memory, address, size in spans])
+        return Registered(layout, [], is_writable, anchors, beyond)
+    return Registered(layout, [memory_at(address, size) for _, address, size in spans], is_writable, anchors)
 
 
 def pair_up(layout: Layout, value: object, where: str, role: str) -> list[Pair]:
@@ -145,8 +149,7 @@ def new_pairs(layout: Layout, take: Take, device: str | None, where: str) -> tup
             made[leaf] = allocate(leaf, dense_like(leaf.place), take, device, where)
 
     def finish() -> object:
-        values = {leaf: memory.value if device is None else to_device(memory, device) for leaf, memory in made.items()}
-        return _grow(layout.tree, [values[leaf] for leaf in layout.leaves])
+        return _grow(layout.tree, [made[leaf].value for leaf in layout.leaves])
 
     return [Pair(leaf.place, memory) for leaf, memory in made.items()], finish
 
@@ -229,31 +232,51 @@ def _walk(tree: Tree, value: Any, path: str, what: str) -> Iterator[tuple[int, o
 # -- the region --------------------------------------------------------------------------------------------------------
 
 
-def _lay_out(found: Sequence[Memory]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return where in the region the extent of each array begins, and (address, size) of the spans that make it.
+class _Span:
+    """Memory of one device, or of this machine. ``memory`` is an array whose storage all of it is in, on a device."""
+
+    __slots__ = ("address", "end", "first", "memory", "storage")
+
+    def __init__(self, memory: Memory, storage: int, first: int) -> None:
+        self.memory, self.storage, self.first = memory, storage, first  # storage: of the last; first: user of it
+        self.address, self.end = memory.address, memory.address + memory.extent
+
+    def takes(self, memory: Memory, storage: int) -> bool:
+        """Whether the next array, by address, belongs in it."""
+        if memory.device != self.memory.device:
+            return False
+        if not memory.is_here:
+            return storage == self.storage and memory.address <= self.end
+        return memory.address < self.end or (memory.address == self.end and storage == self.storage)
+
+
+def _lay_out(found: Sequence[Memory]) -> tuple[list[int], list[tuple[Memory, int, int]]]:
+    """Return where in the region the extent of each array begins, and (array, address, size) of the spans that make it.
 
     Arrays that overlap, or lie side by side in one tensor's storage, are in one span. Spans are in the order in which
     the arrays use them first, so that reading everything reads from start to end.
     """
-    spans: list[list[int]] = []  # [address, end, storage of the last, first user]
-    span_of: dict[int, list[int]] = {}
-    for index in sorted(range(len(found)), key=lambda index: found[index].address):
+    spans: list[_Span] = []
+    span_of: dict[int, _Span] = {}
+    for index in sorted(range(len(found)), key=lambda index: (found[index].device, found[index].address)):
         memory = found[index]
         if not memory.extent:
             continue
-        start, stop, storage = memory.address, memory.address + memory.extent, memory.storage()
-        if spans and (start < spans[-1][1] or (start == spans[-1][1] and storage == spans[-1][2])):
-            spans[-1][1:] = max(spans[-1][1], stop), storage, min(spans[-1][3], index)
+        storage = memory.storage()
+        if spans and spans[-1].takes(memory, storage):
+            span = spans[-1]
+            span.end, span.storage = max(span.end, memory.address + memory.extent), storage
+            span.first = min(span.first, index)
         else:
-            spans.append([start, stop, storage, index])
+            spans.append(_Span(memory, storage, index))
         span_of[index] = spans[-1]
-    spans.sort(key=lambda span: span[3])
+    spans.sort(key=lambda span: span.first)
     offsets, offset = {}, 0
     for span in spans:
         offsets[id(span)] = offset
-        offset += span[1] - span[0]
+        offset += span.end - span.address
     places = []
     for index, memory in enumerate(found):
         span = span_of.get(index)
-        places.append(0 if span is None else offsets[id(span)] + memory.address - span[0])
-    return places, [(span[0], span[1] - span[0]) for span in spans]
+        places.append(0 if span is None else offsets[id(span)] + memory.address - span.address)
+    return places, [(span.memory, span.address, span.end - span.address) for span in spans]

@@ -8,20 +8,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from monarch_async.bulk.device import (
-    LANE_BYTES,
-    LANES,
-    DeviceLanes,
-    DeviceMemory,
-    PinnedTransport,
-    cut_pieces,
-    describe_device,
-    to_device,
-)
+from monarch_async.bulk.device import LANE_BYTES, LANES, DeviceLanes, DeviceMemory
 from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.local import Local
+from monarch_async.bulk.pinned import PinnedTransport, cut_pieces, from_device, to_device
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.errors import BadFrame, BufferMismatch, StaleHandle, TransferBroken, TransferError
+from monarch_async.wire.layout import describe
 
 SIZE = 5 * LANE_BYTES // 2 + 3
 
@@ -30,10 +23,10 @@ class FakeDevice:
     """Bytes that only copies reach. ``hold``: cleared, copies wait."""
 
     device = "cuda:7"
-    address = 0xDEAD0000
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.places = [(0xDEAD0000, size, "cuda:7")]
         self.bytes = bytearray(bytes(i % 251 for i in range(251)) * (size // 251 + 1))[:size]
         self.allocated = 0
         self.copies: list[tuple[str, int, int]] = []
@@ -85,15 +78,18 @@ class Plane:
 
     def describe(self, region: Region) -> RemoteRegion:
         endpoint = Endpoint(b"cluster", 1, "owner", b"machine", 1, 0, b"nonce")
-        return RemoteRegion(endpoint, region.id, region.stamp, region.id, region.addresses(), region.is_writable)
+        return RemoteRegion(
+            endpoint, region.id, region.stamp, region.id, region.addresses(), region.is_writable,
+            device=region.device.device if region.device is not None else "",
+        )  # fmt: skip
 
     async def remove(self, region: Region) -> None:
         self.regions.remove(region)
         await region.wait_unused()
 
     def offer(self, memory: DeviceMemory, is_writable: bool = True) -> tuple[Region, RemoteRegion]:
-        region = self.regions.add((), is_writable, memory)
-        return region, describe_device(self.describe(region), memory)
+        region = self.regions.add((), is_writable, device=memory)
+        return region, self.describe(region)
 
 
 @pytest_asyncio.fixture
@@ -225,6 +221,56 @@ async def test_to_a_device(plane: Plane) -> None:
         await to_device(read, [(0, SIZE)], memory)
 
 
+async def test_from_a_device(plane: Plane) -> None:
+    there = memoryview(bytearray(SIZE))
+    _, remote = await plane.add([there], True)
+    memory = FakeDevice(SIZE)
+
+    async def write(runs: Any, source: Any) -> None:
+        await Local(plane.regions).write(remote, runs, source, ignore)
+
+    await from_device(write, [(0, SIZE)], memory)
+    assert there == memory.bytes
+    with pytest.raises(BufferMismatch):
+        await from_device(write, [(0, SIZE - 1)], memory)
+
+
+@pytest.mark.parametrize("way", [to_device, from_device])
+async def test_many_runs_are_several_pieces_that_do_not_share_a_block(plane: Plane, way: Any) -> None:
+    count = 10_000
+    there = memoryview(bytearray(i % 241 for i in range(2 * count)))
+    memory = FakeDevice(count)
+    _, remote = await plane.add([there], True)
+    local = Local(plane.regions)
+
+    async def move(runs: Any, views: Any) -> None:
+        await asyncio.sleep(0.01)  # longer than a copy takes
+        await (local.read if way is to_device else local.write)(remote, runs, views, ignore)
+
+    await way(move, [(2 * i, 1) for i in range(count)], memory)
+    assert there[::2] == memory.bytes
+    assert memory.allocated == LANES
+
+
+async def test_a_copy_that_fails(plane: Plane) -> None:
+    memory = FakeDevice(SIZE)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: something")
+
+    memory.copy_out = memory.copy_in = fail  # type: ignore[method-assign]
+    _, remote = plane.offer(memory)
+    with pytest.raises(TransferError, match="CUDA error"):
+        await plane.transport.read(remote, [(0, 1)], [memoryview(bytearray(1))], ignore)
+
+    async def move(runs: Any, views: Any) -> None:
+        pass
+
+    for way in (to_device, from_device):
+        with pytest.raises(TransferError, match="CUDA error"):
+            await way(move, [(0, SIZE)], memory)
+
+
 def test_pieces_fit_a_lane() -> None:
     pieces = list(cut_pieces([(7, LANE_BYTES - 1), (3, 0), (0, LANE_BYTES), *[(i, 1) for i in range(5000)]]))
     sizes = [sum(size for _, size in piece) for piece in pieces]
@@ -234,34 +280,11 @@ def test_pieces_fit_a_lane() -> None:
     assert list(cut_pieces([])) == []
 
 
-class CudaMemory:
-    """A tensor of CUDA, as the layer that knows torch would have it."""
-
-    def __init__(self, tensor: Any) -> None:
-        import torch
-
-        self._torch = torch
-        self._flat = tensor.view(-1).view(torch.uint8)
-        self._stream = torch.cuda.Stream(tensor.device)
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        self.device, self.size, self.address = str(tensor.device), self._flat.numel(), tensor.data_ptr()
-
-    def allocate(self, size: int) -> memoryview:
-        return memoryview(self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True).numpy())
-
-    def copy_out(self, offset: int, into: memoryview) -> None:
-        host = self._torch.frombuffer(into, dtype=self._torch.uint8)
-        self._copy(host, self._flat[offset : offset + len(into)])
-
-    def copy_in(self, offset: int, source: memoryview) -> None:
-        host = self._torch.frombuffer(source, dtype=self._torch.uint8)
-        self._copy(self._flat[offset : offset + len(source)], host)
-
-    def _copy(self, into: Any, source: Any) -> None:
-        with self._torch.cuda.stream(self._stream):
-            into.copy_(source, non_blocking=True)
-            event = self._stream.record_event()
-        event.synchronize()
+def memory_of(tensor: Any) -> DeviceMemory:
+    """What a tensor of CUDA is registered as."""
+    registered = describe(tensor, "register")
+    assert registered.beyond is not None
+    return registered.beyond
 
 
 @pytest.mark.gpu
@@ -269,7 +292,7 @@ async def test_memory_of_cuda(plane: Plane) -> None:
     import torch
 
     tensor = torch.arange(SIZE // 4, dtype=torch.int32, device="cuda")
-    memory = CudaMemory(tensor)
+    memory = memory_of(tensor)
     _, remote = plane.offer(memory)
     into = torch.empty(memory.size // 4, dtype=torch.int32)
     view = memoryview(into.numpy()).cast("B")
@@ -290,13 +313,13 @@ async def test_ucx_moves_the_memory_of_cuda() -> None:
     from monarch_async.bulk.ucx_worker import UcxWorker
 
     tensor = torch.arange(1 << 20, dtype=torch.int32, device="cuda")
-    memory = CudaMemory(tensor)
+    memory = memory_of(tensor)
     plane = Plane()
     worker = open_worker(plane.regions.beacon, is_loopback_only=True)
     assert isinstance(worker, UcxWorker), worker
     assert worker.has_cuda
     region, remote = plane.offer(memory)
-    rkeys = worker.register(region, [(memory.address, memory.size)])
+    rkeys = worker.register(region)
     remote = RemoteRegion(
         remote.endpoint, remote.id, remote.stamp, remote.word_at, remote.spans, True, rkeys, device=remote.device
     )

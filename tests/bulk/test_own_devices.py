@@ -1,0 +1,78 @@
+"""Memory of devices of this process: a fake accelerator's; and CUDA's, where there is any."""
+
+import asyncio
+
+import pytest
+import torch
+from conformance_owner import assert_same, filled
+from fake_accelerator import FakeAccelerator
+
+import monarch_async as ma
+from monarch_async.bulk.device import LANE_BYTES
+
+SIZE = 5 * LANE_BYTES // 2 + 3
+
+
+async def test_devices_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeAccelerator()
+    fake.install(monkeypatch.setattr)
+    async with ma.local_hosts():
+        tensor = fake.on("fake:0", filled(SIZE).clone())
+        async with await ma.register({"w": tensor, "n": torch.ones(3)}, name="mine") as handle:
+            got = await handle.fetch()
+            assert torch.equal(got["w"], tensor) and got["n"].tolist() == [1, 1, 1]
+            there = await handle["w"].fetch(device="fake:1")
+            assert torch.equal(there, tensor)
+            await handle["w"].write(filled(SIZE, 9).clone())
+            assert torch.equal(tensor, filled(SIZE, 9))
+            [row] = list(ma.transports())
+            assert row.transport == "local" and row.nbytes >= 2 * SIZE
+            fake.hold.clear()
+            fake.begun.clear()
+            out = torch.zeros(SIZE, dtype=torch.uint8)
+            reading = asyncio.ensure_future(handle["w"].fetch(out))
+            await asyncio.to_thread(fake.begun.wait, 5)
+            reading.cancel()
+            await asyncio.sleep(0)
+            assert not reading.done(), "the copy still goes on"
+            fake.hold.set()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        with pytest.raises(ma.StaleHandle):
+            await handle.fetch()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transport", ["cma", "memfd", "tcp", "ucx", "cma,ucx"])
+async def test_memory_of_cuda(transport: str) -> None:
+    from gpu_owner import GpuOwner
+
+    async with ma.local_hosts(config=ma.Config(transports=transport)) as hosts:
+        owner = await (await hosts.spawn_procs(name="gpu", preload=["torch"])).spawn("owner", GpuOwner)
+        handle = await owner.register.call_one()
+        want = {"a": torch.arange(SIZE, dtype=torch.int32), "b": torch.ones(7, 9).t(), "step": torch.tensor(3)}
+        assert_same(await handle.fetch(), want)
+        on_device = await handle.fetch(device="cuda:0")
+        assert on_device["a"].is_cuda and torch.equal(on_device["a"].cpu(), want["a"])
+        out = torch.zeros(SIZE, dtype=torch.int32, device="cuda")
+        await handle["a"].fetch(out)
+        assert torch.equal(out.cpu(), want["a"])
+        await handle["a"].write(out.neg_())
+        assert torch.equal(await owner.look.call_one(), -want["a"])
+        [row] = [row for row in ma.transports() if row.peer == handle.owner]
+        if handle._region.rkeys:
+            assert row.transport == "ucx"
+        else:
+            assert row.transport == f"{transport.partition(',')[0]}, through pinned memory of its owner"
+            assert "ucx" in row.reasons
+
+
+@pytest.mark.gpu
+async def test_a_copy_waits_for_what_the_owner_has_queued() -> None:
+    from gpu_owner import GpuOwner
+
+    async with ma.local_hosts() as hosts:
+        owner = await (await hosts.spawn_procs(name="gpu", preload=["torch"])).spawn("owner", GpuOwner)
+        handle = await owner.register.call_one()
+        await owner.queue.call_one(5)  # long kernels, and then a fill, none of which it waits for
+        assert (await handle["a"].fetch() == 5).all()
