@@ -78,7 +78,7 @@ def allocate_block(device: str, size: int) -> memoryview:
 
     memory = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
     address, library = ctypes.addressof(memory), torch.cuda.cudart() if device.startswith("cuda") else None
-    if library is None or int(library.cudaHostRegister(address, size, 0)):
+    if library is None or int(library.cudaHostRegister(address, size, 1)):  # for all devices
         return empty_pinned((size,), (1,), torch.uint8).numpy().data
     weakref.finalize(memory, library.cudaHostUnregister, address).atexit = False
     return memoryview(memory).cast("B")
@@ -168,10 +168,12 @@ class AcceleratorMemory:
 
     def copy_out(self, offset: int, into: memoryview) -> None:
         """Copy bytes to memory of this machine. On any thread."""
-        self._each(offset, into, lambda queue, here, there: _copy(queue, here, there))
+        self._each(offset, into, _copy)
 
     def copy_in(self, offset: int, source: memoryview) -> None:
         """Copy bytes from memory of this machine. On any thread."""
+        if source.readonly:
+            source = memoryview(bytearray(source))  # torch warns of any other
         self._each(offset, source, lambda queue, here, there: _copy(queue, there, here))
 
     def _each(

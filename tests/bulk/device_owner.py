@@ -9,6 +9,7 @@ from conformance_owner import Owner, Reader, bytes_of, every_kind
 from fake_accelerator import FakeAccelerator, each
 
 import monarch_async as ma
+from monarch_async.bulk import ucx_worker
 
 
 class DeviceOwner(Owner):
@@ -23,7 +24,7 @@ class DeviceOwner(Owner):
 
     async def _register(self, value: Any, **options: Any) -> ma.Handle[Any]:
         for index, tensor in enumerate(each({**value, "cpu": ()} if isinstance(value, dict) else value)):
-            self.fake.on(f"fake:{index % 2}", tensor)
+            self.fake.on(f"{self.fake.kind}:{index % 2}", tensor)
         return await super()._register(value, **options)
 
     @ma.endpoint
@@ -55,6 +56,16 @@ class DeviceOwner(Owner):
         """How many lanes there are."""
         gc.collect()
         return len(self.fake.blocks)
+
+
+class CudaOwner(DeviceOwner):
+    """Its devices are CUDA's, as far as they say, and its UCX knows CUDA."""
+
+    async def setup(self) -> None:
+        await super().setup()
+        ucx_worker.UcxWorker.has_cuda = True  # type: ignore[assignment]
+        ucx_worker.MEMORY_CUDA = ucx_worker.MEMORY_HOST  # type: ignore[misc]
+        self.fake.kind = "cuda"
 
 
 class DeviceReader(Reader):

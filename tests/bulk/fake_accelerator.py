@@ -21,6 +21,7 @@ class FakeAccelerator:
     """Of this process. ``hold``: cleared, copies wait."""
 
     def __init__(self) -> None:
+        self.kind = "fake"
         self._devices: dict[int, str] = {}  # by storage
         self._kept: list[torch.Tensor] = []
         self.copies: list[tuple[str, str, int]] = []  # device, "in" or "out", bytes
@@ -60,7 +61,7 @@ class FakeAccelerator:
 
     def allocate_block(self, device: str, size: int) -> memoryview:
         assert threading.current_thread() is not threading.main_thread(), "that takes a while"
-        assert device.startswith("fake:")
+        assert device.startswith(f"{self.kind}:")
         memory = (ctypes.c_char * size)()
         self.blocks[ctypes.addressof(memory)] = memory
         return memoryview(memory).cast("B")

@@ -5,12 +5,16 @@ import asyncio
 import pytest
 import torch
 from conformance_owner import assert_same, filled
+from device_owner import CudaOwner, mixed
 from fake_accelerator import FakeAccelerator
 
 import monarch_async as ma
 from monarch_async.bulk.device import LANE_BYTES
 
 SIZE = 5 * LANE_BYTES // 2 + 3
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
 async def test_devices_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +43,26 @@ async def test_devices_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
         with pytest.raises(ma.StaleHandle):
+            await handle.fetch()
+
+
+@pytest.mark.parametrize("transports", ["ucx", "cma,ucx"])
+async def test_ucx_with_cuda_needs_no_pinned_memory(transports: str) -> None:
+    """The owner's UCX believes that it has CUDA, and that what it registers is CUDA's. Host memory goes its own way."""
+    library = pytest.importorskip("monarch_async.bulk.ucx_library").find_library()
+    if isinstance(library, str):
+        pytest.skip(library)
+    async with ma.local_hosts(config=ma.Config(transports=transports)) as hosts:
+        owner = await (await hosts.spawn_procs(name="gpu", preload=["torch"])).spawn("owner", CudaOwner)
+        handle = await owner.own_mixed.call_one()
+        assert_same(await handle.fetch(), mixed())
+        await handle.write(mixed(3))
+        assert_same(await owner.look.call_one(), mixed(3))
+        assert not await owner.copies.call_one() and not await owner.blocks.call_one()
+        [row] = [row for row in ma.transports() if row.peer == handle.owner and row.nbytes >= handle.nbytes]
+        assert row.transport == "ucx"
+        with pytest.raises(ma.StaleHandle):
+            await owner.drop.call_one()
             await handle.fetch()
 
 
