@@ -40,7 +40,7 @@ T = TypeVar("T")
 log = logging.getLogger("monarch_async.bulk")
 
 #: A read of up to this size takes less time than handing it to another thread.
-_AT_ONCE = 1 << 20
+_AT_ONCE = 2 << 20
 
 #: From this size on registered memory is put into large pages: others then read it in half of the time.
 _WORTH_ENLARGING = 8 << 20
