@@ -8,6 +8,7 @@ import bulk
 import measure
 
 import monarch_async as ma
+from monarch_async.bulk.ways import Ways
 from monarch_async.runtime.router import active_router
 
 
@@ -157,7 +158,8 @@ async def raw_seconds(group: OurBulk, transport_name: str, repeats: int) -> tupl
     out = bulk.make_tensor(bulk.SMALL)
 
     async def fetches() -> tuple[float, int]:
-        transport, why = await plane.open_transport(transport_name, region.endpoint)
+        ways = Ways(plane)
+        transport, why = await ways.open(transport_name, region.endpoint)
         if transport is None:
             raise RuntimeError(f"no {transport_name}: {why}")
         into = [view_of(out)]
@@ -169,7 +171,7 @@ async def raw_seconds(group: OurBulk, transport_name: str, repeats: int) -> tupl
         try:
             return await bulk.median_seconds(read, out, repeats)
         finally:
-            await transport.aclose()
+            await ways.close(transport, region.endpoint)
 
     return await plane.run(fetches())
 
