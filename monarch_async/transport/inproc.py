@@ -13,6 +13,7 @@ order, in pieces as `Split` cuts them; the stream can be broken behind an exact 
 
 import asyncio
 import contextvars
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -159,7 +160,8 @@ class Inproc(asyncio.Transport):
         self._schedule()
 
     def _arrive(self) -> None:
-        flight, due, written = self._flight, self._flight[0][0], []
+        flight, written = self._flight, []
+        due = flight[0][0] if self._latency else math.inf  # in real time a clock may go on within one turn of the loop
         while flight and flight[0][0] <= due and flight[0][1] != _END:
             written.append(flight.popleft()[1])
         if not written:
