@@ -40,7 +40,11 @@ class Cluster:
         return await (await self.hosts.spawn_procs(name=name, preload=["torch"])).spawn(name, actor)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["cma", "memfd", "ucx", "tcp"])
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["cma", *[pytest.param(name, marks=pytest.mark.slow) for name in ("memfd", "ucx", "tcp")]],
+)
 async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     if request.param == "ucx":
         library = pytest.importorskip("monarch_async.bulk.ucx_library").find_library()

@@ -46,7 +46,7 @@ async def test_devices_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
             await handle.fetch()
 
 
-@pytest.mark.parametrize("transports", ["ucx", "cma,ucx"])
+@pytest.mark.parametrize("transports", ["cma,ucx", pytest.param("ucx", marks=pytest.mark.slow)])
 async def test_ucx_with_cuda_needs_no_pinned_memory(transports: str) -> None:
     """The owner's UCX believes that it has CUDA, and that what it registers is CUDA's. Host memory goes its own way."""
     library = pytest.importorskip("monarch_async.bulk.ucx_library").find_library()
@@ -67,7 +67,9 @@ async def test_ucx_with_cuda_needs_no_pinned_memory(transports: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("transport", ["cma", "memfd", "tcp", "ucx", "cma,ucx"])
+@pytest.mark.parametrize(
+    "transport", ["cma", *[pytest.param(name, marks=pytest.mark.slow) for name in ("memfd", "tcp", "ucx", "cma,ucx")]]
+)
 async def test_memory_of_cuda(transport: str) -> None:
     from gpu_owner import GpuOwner
 

@@ -138,7 +138,9 @@ async def test_slices(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [1, 63, 4096, MIB + 3, 256 * MIB, pytest.param(1024 * MIB, marks=pytest.mark.slow)], ids=str
+    "size",
+    [1, 63, 4096, 9 * MIB + 3, *[pytest.param(size * MIB, marks=pytest.mark.slow) for size in (256, 1024)]],
+    ids=str,
 )
 async def test_sizes(cluster: Cluster, size: int) -> None:
     [handle] = await cluster.ask("own_bytes", size)
@@ -342,6 +344,7 @@ async def test_of_another_cluster(cluster: Cluster) -> None:
 # -- nothing is left ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_many_registrations(cluster: Cluster) -> None:
     more = await cluster.ask("churn", 10_000 if cluster.transport == "cma" else 1_000)
     assert more["descriptors"] <= 0 and more["mappings"] <= 4 and more["memory"] < 4 * MIB, more

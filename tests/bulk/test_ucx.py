@@ -77,7 +77,9 @@ async def an_owner(worker: UcxWorker) -> AsyncIterator[Owner]:
             await link.aclose()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tcp", "tcp,posix,cma"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["tcp,posix,cma", pytest.param("tcp", marks=pytest.mark.slow)]
+)
 async def worker(request: pytest.FixtureRequest) -> AsyncIterator[UcxWorker]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", request.param)

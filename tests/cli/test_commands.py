@@ -253,6 +253,7 @@ async def test_status_passes_over_what_is_just_ending_or_has_ended() -> None:
             assert folder not in out
 
 
+@pytest.mark.slow
 async def test_a_blocked_proc_is_shown_as_blocked(tmp_path: Path) -> None:
     release = tmp_path / "release"
     async with ma.local_hosts() as hosts:

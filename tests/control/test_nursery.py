@@ -179,6 +179,7 @@ async def test_concurrent_starts_share_one_zygote(nest) -> None:
     assert len(nest.nursery.zygote_pids()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -66,6 +66,7 @@ class Holder(ma.Actor):
         return os.getpid()
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_holds_nothing() -> None:
     settings = replace(Config(), store_bytes=8 * MIB)
     async with ma.local_hosts(2, config=settings) as hosts, ma.supervise(ma.ignore):

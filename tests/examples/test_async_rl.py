@@ -186,6 +186,7 @@ async def test_a_cancelled_put_leaves_nothing() -> None:
 # Learner and Generator
 
 
+@pytest.mark.slow
 async def test_each_version_is_what_the_policy_was() -> None:
     async with ma.local_hosts():
         learner = Learner(seed=0)

@@ -209,7 +209,7 @@ async def test_the_first_error_cancels_the_siblings(procs: ma.ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
-@pytest.mark.parametrize("cls", [Waiter, Serial])
+@pytest.mark.parametrize("cls", [Serial, pytest.param(Waiter, marks=pytest.mark.slow)])
 async def test_thousands_of_just_sent_calls_all_end(procs: ma.ProcMesh, cls: type[Waiter], order: str) -> None:
     """More than the window holds: some run, some wait there, some wait here; none is left hanging."""
     waiters = await procs.spawn("waiters", cls)

@@ -131,7 +131,7 @@ def _harm(proxy: FaultProxy, direction: Direction, fault: str) -> list[asyncio.E
 
 
 @pytest.mark.parametrize("direction", ["to_listener", "to_dialer"])
-@pytest.mark.parametrize("fault", ["repeat", "length", "kind"])
+@pytest.mark.parametrize("fault", ["repeat", *[pytest.param(f, marks=pytest.mark.slow) for f in ("length", "kind")]])
 async def test_a_line_that_repeats_or_changes_frames_is_closed_with_a_reason(
     direction: Direction, fault: str, wait_gone
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from agents import TOKEN, running_agent
 
 import monarch_async as ma
@@ -52,6 +53,7 @@ async def test_a_client_over_tcp() -> None:
             await has_nothing()
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_or_dies_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, sys, numpy, monarch_async as ma\n"

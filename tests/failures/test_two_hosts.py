@@ -130,6 +130,7 @@ async def test_cuts_between_two_agents_are_not_noticed() -> None:
                 assert await there.take.call_one() == list(range(60))
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_lost_is_lost_to_actors_elsewhere_too() -> None:
     async with two_attached() as (hosts, _, b), ma.supervise(ma.ignore):
         victims = await (await hosts.spawn_procs()).spawn("victims", Victim)

@@ -80,6 +80,7 @@ def _start(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=pipe, stderr=pipe, env=env)
 
 
+@pytest.mark.slow
 async def test_a_client_whose_output_nobody_reads_makes_the_proc_wait(tmp_path: Path) -> None:
     """A hundred megabytes are printed; no process on the way holds more than a few of them."""
     progress = tmp_path / "progress"

@@ -62,6 +62,7 @@ async def test_large_and_small_replies_in_one_call(hosts: ma.HostMesh) -> None:
             assert len(first) == items and others == [None] * 3  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_ten_thousand_buffers_in_one_message(hosts: ma.HostMesh) -> None:
     """Their sizes alone are more than a header's length of control fields can say."""
     members = await (await hosts.spawn_procs()).spawn("members", Member)

@@ -222,6 +222,7 @@ async def test_a_call_that_waits_may_be_cancelled(procs: ma.ProcMesh) -> None:
     assert await worker.taken.call_one() == [n for n in range(20) if n not in (3, 15)]
 
 
+@pytest.mark.slow
 async def test_many_calls_leave_nothing_behind(hosts: ma.HostMesh) -> None:
     """A hundred thousand calls of every kind: memory, threads and tables stay as they are."""
     procs = await hosts.spawn_procs({"gpus": 2}, name="soak")

@@ -71,6 +71,7 @@ async def test_a_segment_is_used_again_only_when_nobody_looks_at_it(hosts: ma.Ho
     assert open_segments() <= before + 6
 
 
+@pytest.mark.slow
 async def test_receivers_that_keep_everything_do_not_keep_the_sender_from_sending(hosts: ma.HostMesh) -> None:
     """Segments that are looked at for long are given away: descriptors of the sender stay few."""
     procs = await hosts.spawn_procs({"gpus": 2})

@@ -6,7 +6,10 @@ from holders import Holder, nothing_on_the_way, wait_until
 import monarch_async as ma
 
 
-@pytest.mark.parametrize("transports", ["local,cma,memfd,tcp", "cma", "memfd", "tcp", ""])
+@pytest.mark.parametrize(
+    "transports",
+    ["memfd,tcp", *[pytest.param(t, marks=pytest.mark.slow) for t in ("local,cma,memfd,tcp", "cma", "tcp", "")]],
+)
 async def test_every_way_carries_the_same(transports: str) -> None:
     async with ma.local_hosts(config=ma.Config(transports=transports)) as hosts:
         procs = await hosts.spawn_procs({"gpus": 3})

@@ -214,6 +214,7 @@ async def test_a_session_the_agent_no_longer_knows_is_lost_at_once() -> None:
             assert "no such session: its lease has run out" in await here.wait_lost()
 
 
+@pytest.mark.slow
 async def test_time_in_which_this_end_was_blocked_is_no_silence() -> None:
     import time
 

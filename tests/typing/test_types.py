@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 Reports = dict[Path, list[dict[str, Any]]]
 
-pytestmark = pytest.mark.timeout(180)  # where nothing is cached yet
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # where nothing is cached yet
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ SMALL = replace(CONFIG, window_calls=3, stream_items=4, stream_bytes=500, large=
     is_fifo=st.booleans(),
     config=st.sampled_from([CONFIG, SMALL]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_schedule(
     seed: int,
     plan: list[Any],
