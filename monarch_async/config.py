@@ -25,7 +25,8 @@ class Config:
     large: int = 64 << 10  #: a payload of more than this goes over the data plane
     #: Which ways tensors may take, best first: local (same process), cma, memfd (same machine), ucx, tcp. One alone is
     #: forced; none at all leaves tensors inside the messages, in chunks. With cma a process that offers its memory
-    #: allows processes of the same user to read all of it from then on, as a debugger may (``PR_SET_PTRACER_ANY``).
+    #: allows processes of the same user to read all of it from then on, as a debugger may (``PR_SET_PTRACER_ANY``). UCX
+    #: authenticates nobody: who reaches a process's UCX port can read and write its memory.
     transports: str = "local,cma,memfd,tcp"
     bulk_chunk: int = 4 << 20  #: bytes per chunk on the data plane
     bulk_window: int = 32 << 20  #: bytes a sender may be ahead of its receiver, per transfer

@@ -67,9 +67,7 @@ async def test_ucx_with_cuda_needs_no_pinned_memory(transports: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "transport", ["cma", *[pytest.param(name, marks=pytest.mark.slow) for name in ("memfd", "tcp", "ucx", "cma,ucx")]]
-)
+@pytest.mark.parametrize("transport", ["cma", "memfd", "tcp", "ucx", "cma,ucx"])
 async def test_memory_of_cuda(transport: str) -> None:
     from gpu_owner import GpuOwner
 
