@@ -2,8 +2,8 @@
 
 A process registers memory; others read and write it without its doing anything. What travels with the messages is a
 description of a few hundred bytes (`endpoint.Endpoint`, `region.RemoteRegion`); the bytes take the best way there is
-between the two processes. DESIGN has no such floor; it is one because arguments (``runtime``), the hosts' stores of
-shared objects (``control``) and handles (``mesh``) all stand on it, and it needs nothing but sockets.
+between the two processes. It is a floor of its own because arguments (``runtime``), the hosts' stores of shared objects
+(``control``) and handles (``mesh``) all stand on it, and it needs nothing but sockets.
 
 Ideas
 - One plane per process, with a thread and an event loop of its own: a peer reads while the owner computes. It starts
