@@ -35,6 +35,8 @@ pytestmark = [
 ]
 
 TRANSPORTS = ["local", "cma", "memfd", "ucx", "tcp"]
+#: The suite over all of them is slow.
+PARAMS = [t if t in ("local", "cma", "tcp") else pytest.param(t, marks=pytest.mark.slow) for t in TRANSPORTS]
 MIB = 1 << 20
 
 
@@ -80,7 +82,7 @@ class Cluster:
             await procs.stop()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PARAMS)
 async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     if request.param == "ucx":
         library = pytest.importorskip("monarch_async.bulk.ucx_library").find_library()

@@ -330,6 +330,7 @@ def test_an_age_is_short(seconds: float, text: str) -> None:
 # -- demo, and the command itself --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_demo_is_the_example() -> None:
     code, out, _ = await run("demo", "--help")
     assert code == 0

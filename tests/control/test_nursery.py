@@ -139,6 +139,7 @@ async def test_ctrl_c_does_not_reach_what_the_agent_started(nest) -> None:
     assert await worker.ended == 0
 
 
+@pytest.mark.slow
 async def test_close_gives_grace_then_kills(nest) -> None:
     polite = nest.fork(
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(9)); control.sendall(b'up\\n'); time.sleep(60)"

@@ -83,6 +83,7 @@ async def test_an_attached_agent_that_is_killed_is_lost_after_the_window(wait_go
             await victim.echo.call_one(0)
 
 
+@pytest.mark.slow
 async def test_an_attached_agent_that_ends_in_order_takes_its_procs_along(wait_gone) -> None:
     async with running_agent() as agent, attached(agent) as hosts:
         victim = await spawn_on(hosts)
@@ -140,6 +141,7 @@ async def test_an_agent_frozen_for_longer_is_lost_and_fenced(listen: str, tmp_pa
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_procs_end_when_their_agent_thaws_too_late(wait_gone) -> None:
     """Whole host frozen, procs included, then thawed: nothing of the old life is there for long."""
     async with running_agent() as agent, attached(agent) as hosts:
@@ -161,6 +163,7 @@ async def test_procs_end_when_their_agent_thaws_too_late(wait_gone) -> None:
         await wait_gone(pids, within=3)
 
 
+@pytest.mark.slow
 async def test_a_frozen_local_agent_is_ended_when_it_is_given_up(wait_gone) -> None:
     began = time.monotonic()
     with pytest.raises(ma.HostLost, match="no sign of life"):

@@ -66,6 +66,7 @@ async def test_a_cut_in_the_middle_of_a_large_frame() -> None:
         assert all(cut.is_set() for cut in cuts)
 
 
+@pytest.mark.slow
 async def test_a_line_that_is_refused_for_a_while() -> None:
     async with behind_proxy() as (proxy, _, hosts):
         ledgers = await ledgers_on(hosts)
@@ -94,6 +95,7 @@ async def test_past_the_window_the_host_is_lost_on_both_sides(wait_gone) -> None
         await agent.wait_said("left (not heard for")
 
 
+@pytest.mark.slow
 async def test_a_silent_line_is_lost_too(wait_gone) -> None:
     """No end of stream ever comes: a cable is out."""
     async with behind_proxy(IMPATIENT) as (proxy, _, hosts):

@@ -102,7 +102,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+#: These run by default, all of them with the slow tests.
+QUICK = {"an error", "SIGINT in a call", "SIGTERM", "SIGKILL while its loop is blocked"}
+
+
+@pytest.mark.parametrize(
+    "end", [end if end in QUICK else pytest.param(end, marks=pytest.mark.slow) for end in ENDS]
+)
 async def test_a_program_ends(end: str, tmp_path: Path, wait_gone) -> None:
     body, signo, status, error = ENDS[end]
     async with running(tmp_path, body) as run:

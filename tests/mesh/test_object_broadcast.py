@@ -76,6 +76,7 @@ async def test_values_references_and_meshes_of_all_kinds() -> None:
         assert await objects() == [0, 0, 0]
 
 
+@pytest.mark.slow
 async def test_the_content_of_a_handle() -> None:
     async with ma.local_hosts(2) as hosts:
         readers = await (await hosts.slice(hosts=1).spawn_procs({"gpus": 1})).spawn("readers", Owner)

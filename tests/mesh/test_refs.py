@@ -192,6 +192,7 @@ async def test_as_items_of_a_stream(readers: Reader) -> None:
     assert found == list(range(20))
 
 
+@pytest.mark.slow
 async def test_items_of_a_stream_that_is_left(readers: Reader) -> None:
     async with readers.at(0).make_many.stream_one(1000) as stream:
         assert await (await anext(stream)) == 0
@@ -261,6 +262,7 @@ async def test_inside_of_a_shared_object(readers: Reader) -> None:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_objects_very_deep_in_each_other(readers: Reader) -> None:
     """As a list whose items are shared objects, and with many ways to each."""
     one, other = await ma.put(1), await ma.put(2)

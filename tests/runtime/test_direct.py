@@ -166,6 +166,7 @@ async def test_death_ends_calls_on_a_direct_path() -> None:
         await make_direct(mesh)
 
 
+@pytest.mark.slow
 async def test_a_death_not_told_yet_does_not_hit_what_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_async.runtime.direct._LAST_WORDS", 0.6)
     async with ma.local_hosts() as hosts:
