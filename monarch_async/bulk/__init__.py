@@ -23,7 +23,7 @@ Reading order
 - ``endpoint``  how a process is reached, as its handles say it
 - ``region``  memory that others may read or write, and how they know that they still may
 - ``transport``  the interface of all transports; runs of bytes
-- ``memory``, ``blocks``  addresses, copies; private memory kept warm
+- ``memory``, ``copying``, ``blocks``  addresses, copies; private memory kept warm
 - ``local``  within one process
 - ``cma``, ``grant``; ``mapping``, ``arena``, ``stage``, ``staged``  between processes of one machine; ``errands``
 - over sockets: ``arrivals``, ``receiving``, ``sending``, ``turns``, ``redial`` decide; ``pieces``, ``request``,

@@ -1,8 +1,8 @@
 """The transport "local": the region is this process's own."""
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from monarch_async.bulk.copying import copy_pieces
 from monarch_async.bulk.memory import copy, pair
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.bulk.transport import Progress, Run
@@ -49,13 +49,16 @@ class Local:
     ) -> None:
         own.enter()
         try:
-            for into, source in pairs:
-                self._regions.find(region.id, region.stamp)
-                copy(into, source)
-                progress(len(into))
-                await asyncio.sleep(0)
+            await copy_pieces(self._while_valid(region, pairs), progress)
         finally:
             own.leave()
+
+    def _while_valid(
+        self, region: RemoteRegion, pairs: Iterable[tuple[memoryview, memoryview]]
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        for pieces in pairs:
+            self._regions.find(region.id, region.stamp)
+            yield pieces
 
     async def aclose(self) -> None:
         """Nothing is held."""

@@ -28,7 +28,7 @@ from monarch_async.bulk.plane_thread import PlaneThread
 from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.bulk.routes import RouteFacts, Routes
 from monarch_async.bulk.staged import local_operations
-from monarch_async.bulk.transport import Progress, Run
+from monarch_async.bulk.transport import Progress, Run, ignore
 from monarch_async.bulk.ucx_grants import UcxGrants
 from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.config import Config
@@ -116,10 +116,6 @@ class DataPlane:
     def is_listening(self) -> bool:
         """Whether this process's sockets are open."""
         return self._endpoint is not None
-
-    async def start(self) -> Endpoint:
-        """Return `endpoint`."""
-        return self.endpoint
 
     def _listen(self) -> Endpoint:
         """Open the sockets, once. On the plane's thread, so that no other has to wait for that with a lock held."""
@@ -284,7 +280,7 @@ class DataPlane:
         move = route.transport.read if what == "read" else route.transport.write
         started = time.perf_counter()
         try:
-            await move(region, runs, views, progress or _ignore)
+            await move(region, runs, views, progress or ignore)
         except TransferBroken:
             self._routes.drop(route)
             raise
@@ -347,10 +343,6 @@ class DataPlane:
 
 def _log_refusal(who: str, error: HandshakeRefused) -> None:
     log.warning("data plane: refused a connection from %s: %s", who, error.reason)
-
-
-def _ignore(nbytes: int) -> None:
-    pass
 
 
 async def _async(function: Any) -> Any:

@@ -16,6 +16,10 @@ Run = tuple[int, int]
 Progress = Callable[[int], None]
 
 
+def ignore(nbytes: int) -> None:
+    """Progress that nobody wants to know of."""
+
+
 class Transport(Protocol):
     """One way to one other process. Used on the plane's loop only.
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from monarch_async.bulk.endpoint import Endpoint
 from monarch_async.bulk.errands import Errands, Link
 from monarch_async.bulk.region import Beacon, RemoteRegion
-from monarch_async.bulk.transport import Progress, Run
+from monarch_async.bulk.transport import Progress, Run, ignore
 from monarch_async.bulk.ucx_endpoint import UcxEndpoint
 from monarch_async.bulk.ucx_flight import Flight, find_places
 from monarch_async.bulk.ucx_library import UcxFailure, find_library
@@ -132,7 +132,7 @@ class Ucx:
 
     async def _check_word(self, way: UcxEndpoint, region: RemoteRegion) -> None:
         word = memoryview(bytearray(_WORD.size))
-        flight = Flight(self._worker, way, region, _ignore)
+        flight = Flight(self._worker, way, region, ignore)
         try:
             await flight.get(iter([(len(region.rkeys) - 1, region.word_at, word)]))
         finally:
@@ -194,7 +194,3 @@ class _Told:
         if self._moved > self._most:
             self._progress(self._moved - self._most)
             self._most = self._moved
-
-
-def _ignore(size: int) -> None:
-    pass

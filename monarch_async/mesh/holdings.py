@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_async.bulk.arena import Token, open_segment
-from monarch_async.bulk.memory import copy
+from monarch_async.bulk.copying import copy_pieces
 from monarch_async.bulk.region import RemoteRegion
 from monarch_async.control.controller import Requests
 from monarch_async.errors import Closed, Lost, ObjectLost, TransferError
@@ -270,7 +270,7 @@ class Holdings:
             for into, source in _pairs(grant, laid):
                 into[:] = source
         else:
-            await plane.run(_copy(grant, laid))
+            await plane.run(copy_pieces(_pairs(grant, laid)))
 
     async def _fill_hole(self, grant: Grant, hole: Hole) -> None:
         start, size = hole.run
@@ -391,10 +391,3 @@ def _pairs(token: Token, laid: Laid) -> Iterator[tuple[memoryview, memoryview]]:
         for start in range(0, size, _SLICE):
             source = part[start : start + _SLICE]
             yield memory[offset + start : offset + start + len(source)], source
-
-
-async def _copy(token: Token, laid: Laid) -> None:
-    """Write an object; on the plane's thread."""
-    for into, source in _pairs(token, laid):
-        copy(into, source)
-        await asyncio.sleep(0)

@@ -14,10 +14,11 @@ was slow goes on with the newest version. Memory of versions that are neither ke
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from monarch_async.bulk.copying import copy_pieces
 from monarch_async.bulk.memory import copy, pair
 from monarch_async.errors import BadCall, Closed, ObjectLost
 from monarch_async.ids import agent_of
@@ -225,7 +226,7 @@ class WeightSubscriber:
             for into, source in pieces:
                 copy(into, source)
         else:
-            await active_domain().router.plane.run(_copy(pieces))
+            await active_domain().router.plane.run(copy_pieces(pieces))
         if exchange.copies:
             await at_leisure(exchange.copied_bytes, exchange.copy)
         for memory in exchange.into:
@@ -236,12 +237,6 @@ class WeightSubscriber:
 def _state_of(weights: object) -> Any:
     state_dict = getattr(weights, "state_dict", None)
     return state_dict() if callable(state_dict) else weights
-
-
-async def _copy(pieces: Iterable[tuple[memoryview, memoryview]]) -> None:
-    for into, source in pieces:
-        copy(into, source)
-        await asyncio.sleep(0)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

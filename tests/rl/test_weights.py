@@ -17,7 +17,6 @@ import monarch_async as ma
 from monarch_async.bulk.memory import copy
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.domain import active_domain
-from monarch_async.rl import weights as weights_module
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,7 +274,7 @@ async def test_an_update_that_is_cancelled_is_complete(
         loop.call_soon_threadsafe(has_begun.set)
         copy(target, source)
 
-    monkeypatch.setattr(weights_module, "copy", copy_and_tell)
+    monkeypatch.setattr("monarch_async.bulk.copying.copy", copy_and_tell)
     for number in (1, 2, 3):
         await publisher.publish(filled({"a": (8 << 20,)}, number))
         has_begun.clear()
