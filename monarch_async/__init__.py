@@ -7,6 +7,7 @@ from monarch_async.errors import (
     AxisError,
     Backpressure,
     BadCall,
+    BadDemand,
     BadEndpoint,
     BadFrame,
     BufferMismatch,
@@ -22,9 +23,12 @@ from monarch_async.errors import (
     MeshError,
     NotAnEndpoint,
     NotEverywhere,
+    NotHolder,
     NoTransport,
     ObjectLost,
     PicklingError,
+    Poisoned,
+    Preempted,
     ProcDied,
     RankError,
     SpawnFailed,
@@ -33,13 +37,15 @@ from monarch_async.errors import (
     TransferBroken,
     TransferError,
     UnknownPart,
+    Unschedulable,
     WireError,
     WouldDeadlock,
 )
 from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.mesh.attachment import attach, local_hosts, run
 from monarch_async.mesh.broadcast import broadcast
 from monarch_async.mesh.buffer import Handle, register
-from monarch_async.mesh.cluster import attach, local_hosts, run
+from monarch_async.mesh.cluster import Cluster, cluster
 from monarch_async.mesh.host_mesh import HostMesh, this_host
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
@@ -56,6 +62,8 @@ from monarch_async.remote_error import RemoteError
 from monarch_async.rl.weights import WeightPublisher, WeightSubscriber
 from monarch_async.runtime.actor import Actor, endpoint
 from monarch_async.runtime.context import Context, context
+from monarch_async.scheduler.demand import Bundle, Demand
+from monarch_async.scheduler.resources import Resources
 from monarch_async.version import __version__
 
 __all__ = [
@@ -65,12 +73,16 @@ __all__ = [
     "AxisError",
     "Backpressure",
     "BadCall",
+    "BadDemand",
     "BadEndpoint",
     "BadFrame",
     "BufferMismatch",
+    "Bundle",
     "Closed",
+    "Cluster",
     "Config",
     "Context",
+    "Demand",
     "Error",
     "Extent",
     "ExtentError",
@@ -87,16 +99,20 @@ __all__ = [
     "NoTransport",
     "NotAnEndpoint",
     "NotEverywhere",
+    "NotHolder",
     "ObjectLost",
     "PicklingError",
     "Point",
+    "Poisoned",
     "Port",
+    "Preempted",
     "ProcDied",
     "ProcMesh",
     "RankError",
     "Receiver",
     "Ref",
     "RemoteError",
+    "Resources",
     "SpawnFailed",
     "StaleHandle",
     "Status",
@@ -105,6 +121,7 @@ __all__ = [
     "TransferBroken",
     "TransferError",
     "UnknownPart",
+    "Unschedulable",
     "ValueMesh",
     "WeightPublisher",
     "WeightSubscriber",
@@ -114,6 +131,7 @@ __all__ = [
     "attach",
     "broadcast",
     "channel",
+    "cluster",
     "context",
     "endpoint",
     "escalate",

@@ -13,7 +13,7 @@ from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, Host, Requests
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
-from monarch_async.mesh.cluster import LOCAL_FOLDERS
+from monarch_async.mesh.attachment import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status
 from monarch_async.transport.dial import Url
 from monarch_async.transport.loop import run_loop

@@ -15,16 +15,16 @@ import msgpack
 
 from monarch_async.bulk.endpoint import cluster_id
 from monarch_async.config import Config
-from monarch_async.control.refusal import as_refusal
+from monarch_async.control.refusal import as_refusal, pack_refusal
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed, HostLost, Lost, WireError
+from monarch_async.errors import Closed, Error, HostLost, Lost, WireError
 from monarch_async.ids import address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
 from monarch_async.transport.connection import Connection
 from monarch_async.transport.dial import Url
 from monarch_async.transport.session import Session
-from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, pack_frame
+from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, MSGPACK, REPLY, pack_frame
 
 #: How long the news of an agent's exit may take after its connection has closed.
 _OBITUARY = 0.1
@@ -101,6 +101,10 @@ class Controller:
         #: Of an actor that was spawned from here: (its id, its rank, whether callers know, report).
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
+        #: What agents and procs may ask of the client, by operation: called with (src, call, *arguments). See `answer`.
+        self.operations: dict[str, Callable[..., None]] = {}
+        #: Told the exit of every proc and host that concerns this client, before its owners are.
+        self.on_gone: list[Callable[[Exit], None]] = []
         self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
         self.router.direct.is_here = self.router.outgoing.is_near = self._is_here
         self.router.on_other = self._take
@@ -173,8 +177,27 @@ class Controller:
         elif kind == FAILURE:
             actor, is_delivered = msgpack.unpackb(control)
             self.on_failure(actor, call, is_delivered, payload)
+        elif kind == CONTROL:
+            self._take_request(src, call, payload)
+
+    def _take_request(self, src: int, call: int, payload: bytes) -> None:
+        operation, *arguments = msgpack.unpackb(payload, strict_map_key=False)
+        try:
+            self.operations[operation](src, call, *arguments)
+        except Error as error:
+            self.answer(src, call, pack_refusal(error))
+        except KeyError:
+            self.answer(src, call, {"error": f"{self.name} knows no request {operation!r}"})
+
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """Answer a request of an agent or proc; ``value`` as msgpack (an Error: by `pack_refusal`)."""
+        if call and not self.router.is_closed:
+            frame = pack_frame(REPLY, MSGPACK, dst, self.address, call, 0, b"", msgpack.packb(value))
+            self.router.uplink(dst).send(frame)
 
     def _exited(self, exit: Exit, owner_actor: int) -> None:
+        for told in self.on_gone:
+            told(exit)
         count = lose(self.router, exit)
         self.on_exit(exit, owner_actor, count)
 
@@ -193,6 +216,8 @@ class Controller:
             del self.hosts[host.id]
             self.on_host_lost(host)
             exit = Exit.host_lost(address(host.id, 0), host.name, reason)
+            for told in self.on_gone:
+                told(exit)
             self.on_exit(exit, 0, self.router.lose_host(host.id, exit.as_error()))
 
     def _tick(self) -> None:

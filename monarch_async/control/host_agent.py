@@ -24,6 +24,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -74,6 +75,10 @@ class HostAgent:
         self.inquiries = Inquiries(self.address, self._find)
         self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
         self.uploads = Uploads(self.plane)
+        #: Requests to the agent's parts, by operation: called with (src, call, *arguments). See `answer`.
+        self.operations: dict[str, Callable[..., None]] = {"store": self.store.take}
+        #: Told the address of every proc and client that has ended, here and on other hosts, and of lost hosts' agents.
+        self.on_gone: list[Callable[[int], None]] = []
         self.workers.on_gone = self._worker_gone
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
 
@@ -115,6 +120,7 @@ class HostAgent:
             self.workers.send_exit(other, gone)
         self.relay.forget_connection(client)
         self.store.gone(client.address, may_live=True)
+        self._tell_gone(client.address)
         self._peers.lose(host_of(client.address), f"its agent, our guest, is gone: {why}")
         if guest.role == "agent":
             self._host_lost(client.address, HostLost(client.name, why))
@@ -148,6 +154,7 @@ class HostAgent:
     def _host_lost(self, agent: int, error: HostLost) -> None:
         self.inquiries.lose(agent, error)
         self.store.host_lost(agent)
+        self._tell_gone(agent)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -180,14 +187,14 @@ class HostAgent:
             case "peers":
                 self._peers.learn(*arguments)
                 self.answer(src, call, None)
-            case "store":
-                self.store.take(src, call, *arguments)
             case "upload":
                 self._start_task(self._upload(src, call, *arguments))
             case "uploaded":
                 self.uploads.release(src, *arguments)
             case "status":
                 self._start_task(self._status(src, call))
+            case _ if operation in self.operations:
+                self.operations[operation](src, call, *arguments)
             case _:
                 self.answer(src, call, {"error": f"unknown request {operation!r}"})
 
@@ -200,6 +207,11 @@ class HostAgent:
     def _worker_gone(self, proc: int) -> None:
         self.store.gone(proc)
         self.uploads.forget(proc)
+        self._tell_gone(proc)
+
+    def _tell_gone(self, address: int) -> None:
+        for told in self.on_gone:
+            told(address)
 
     async def _warm(self, preload: list[str], sys_path: list[str]) -> None:
         with contextlib.suppress(SpawnFailed, Closed):  # who spawns is told
@@ -227,6 +239,7 @@ class HostAgent:
         for connection in self.relay.forget(proc):
             connection.send(pack_frame(EXITED, 0, connection.address, self.address, 0, proc, b"", payload))
         self.workers.kill_owned_by(proc)
+        self._tell_gone(proc)
 
     def take_undeliverable(self, connection: Connection, dst: int, kind: int) -> None:
         """Nobody here has that address: answer with its death."""

@@ -19,8 +19,8 @@ What it refuses
 - Endpoints named like a mesh's own methods: they could not be reached.
 
 Reading order
-- ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a program gets from
-  nothing to actors
+- ``attachment.py``, ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a
+  program gets from nothing to actors
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
 - ``buffer.py``, ``registration.py``, ``deathwatch.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory
   that others read and write

@@ -88,6 +88,8 @@ class Proc:
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         #: Ends what an actor has spawned.
         self.release: Callable[[Instance], Awaitable[None]] = _nothing_to_release
+        #: Further requests to this proc, by operation: called with (src, call, *arguments). See `answer`.
+        self.operations: dict[str, Callable[..., None]] = {}
         self.before_end: Callable[[], Awaitable[None]] | None = None
         self._watchdog = Watchdog(router.loop, router.config.block_warning, f"proc {info}")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,23 +218,26 @@ class Proc:
     def _control(self, src: int, call: int, operation: str, arguments: list[Any]) -> None:
         match operation:
             case "status":
-                self._answer(src, call, self.status())
+                self.answer(src, call, self.status())
             case "direct":
                 self._start_task(self._answer_direct(src, call))
             case "stop_actor":
                 self._start_task(self._stop_actor(src, call, *arguments))
             case "shutdown":
                 self._start_task(self.shutdown(*arguments))
+            case _ if operation in self.operations:
+                self.operations[operation](src, call, *arguments)
             case _:
                 raise BadFrame(f"unknown request {operation!r}")
 
-    def _answer(self, dst: int, call: int, value: object) -> None:
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """Answer a request, as msgpack."""
         self.router.uplink(dst).send(
             pack_frame(REPLY, MSGPACK, dst, self.info.address, call, 0, b"", msgpack.packb(value))
         )
 
     async def _answer_direct(self, src: int, call: int) -> None:
-        self._answer(src, call, await self.router.direct.listen())
+        self.answer(src, call, await self.router.direct.listen())
 
     async def _stop_actor(self, src: int, call: int, actor_id: int, reason: str) -> None:
         instance = self.instances.get(actor_id)
@@ -240,7 +245,7 @@ class Proc:
             await instance.stop(reason)
             if self.instances.get(actor_id) is instance:
                 del self.instances[actor_id]
-        self._answer(src, call, None)
+        self.answer(src, call, None)
 
     async def shutdown(self, reason: str) -> None:
         """Stop every actor, youngest first, then end the process with status 0."""

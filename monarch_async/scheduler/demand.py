@@ -1,0 +1,78 @@
+"""What is asked for: bundles of resources, and how they may be spread over hosts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monarch_async.errors import BadDemand
+
+STRATEGIES = ("pack", "spread", "strict_pack", "strict_spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What one member gets, all of it on one host.
+
+    ``cpus`` and ``custom`` are amounts, to a ten-thousandth; ``gpus`` whole devices, or a fraction of one (0.5 shares
+    it with another); ``memory`` bytes. Amounts are accounted, not enforced.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check amounts. Raises BadDemand."""
+        for name, amount in {"cpus": self.cpus, "gpus": self.gpus, "memory": self.memory, **self.custom}.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
+                raise BadDemand(f"{name}={amount!r} of a bundle: expected an amount of 0 or more")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise BadDemand(f"gpus={self.gpus:g} of a bundle: whole devices, or a fraction of one")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A gang: all of its bundles are placed at once, or none.
+
+    Args:
+        bundles: what each member gets. Their order is that of the ranks.
+        strategy: ``pack`` (few hosts), ``spread`` (many), ``strict_pack`` (one host, or not at all), ``strict_spread``
+            (no two on one host, or not at all).
+        axis: what the axis of bundles is called in meshes made of the placement.
+        labels: only hosts that have these.
+        hosts: only hosts of these names; any where empty.
+        near: only hosts on which the placement of this id has bundles.
+        apart: only hosts on which it has none.
+        within: (placement id, bundle index): take from what that bundle holds, instead of from a host.
+        priority: a higher one is placed first.
+        preempts: where it does not fit, take back preemptible placements of lower priority.
+        preemptible: may be taken back by those: its block is ended with `monarch_async.Preempted`.
+        is_spare: a cache, such as an idle warm worker: asked back, without any priority, as soon as something else
+            waits for what it holds.
+        name: in tables and errors.
+
+    Raises BadDemand.
+    """
+
+    bundles: Sequence[Bundle]
+    strategy: str = "pack"
+    axis: str = "bundles"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+    near: int | None = None
+    apart: int | None = None
+    within: tuple[int, int] | None = None
+    priority: int = 0
+    preempts: bool = False
+    preemptible: bool = False
+    is_spare: bool = False
+    name: str = "placement"
+
+    def __post_init__(self) -> None:
+        """Check what does not depend on hosts."""
+        object.__setattr__(self, "bundles", tuple(self.bundles))
+        object.__setattr__(self, "hosts", tuple(self.hosts))
+        if not self.bundles or not all(isinstance(bundle, Bundle) for bundle in self.bundles):
+            raise BadDemand(f"bundles={self.bundles!r}: expected one monarch_async.Bundle or more")
+        if self.strategy not in STRATEGIES:
+            raise BadDemand(f"strategy={self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
