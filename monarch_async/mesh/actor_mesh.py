@@ -51,7 +51,7 @@ class ActorGroup:
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.is_stopped = False
         self._restarting: dict[int, asyncio.Task[None]] = {}  # by proc address: who asks again waits for the same
-        order = SpawnOrder(name, self.extent, self.members, self.owner_actor, recipe.skeleton)
+        order = SpawnOrder(name, procs.region, self.owner_actor, recipe.skeleton)
         self._order = order.pack(recipe.buffers)
         self._recipe: Encoded | None = recipe  # keeps what it has references to: members may be made anew
         self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)

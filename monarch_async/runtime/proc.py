@@ -14,7 +14,6 @@ import pickle
 import resource
 import sys
 import time
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ import msgpack
 from monarch_async.config import Config
 from monarch_async.errors import ActorDied, BadFrame, Closed, WireError
 from monarch_async.ids import agent_of, host_of
-from monarch_async.ranks import Extent
+from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.answers import NOTHING, Request
 from monarch_async.runtime.context import ProcInfo
 from monarch_async.runtime.delivery import SEND, SPAWN
@@ -52,15 +51,15 @@ from monarch_async.wire.payload import Buffer, Encoded, loads
 
 @dataclass(frozen=True)
 class SpawnOrder:
-    """What creates the members of an actor mesh; the same bytes for all of them.
+    """What creates the members of an actor mesh; the same bytes for all of them, as few for many members as for one.
 
-    ``members`` are the proc addresses in rank order; ``owner`` is the actor id of who spawns them in its proc (0: the
-    client's program); ``skeleton`` the pickled (class, args, kwargs), unpickled only where the actor will live.
+    ``region`` selects their procs among those of the proc mesh as spawned, so that each finds its rank by the rank of
+    its proc; ``owner`` is the actor id of who spawns them in its proc (0: the client's program); ``skeleton`` the
+    pickled (class, args, kwargs), unpickled only where the actor will live.
     """
 
     name: str
-    extent: Extent
-    members: "array[int]"
+    region: Region
     owner: int
     skeleton: bytes
 
@@ -162,9 +161,10 @@ class Proc:
         self, src: int, call: int, flags: int, actor_id: int, skeleton: Buffer, buffers: Sequence[Buffer]
     ) -> None:
         order: SpawnOrder = pickle.loads(skeleton)
-        rank = order.members.index(self.info.address)
-        owner = (src, order.owner)
-        instance = Instance(self, actor_id, order.name, rank, order.extent, owner, len(order.members) == 1)
+        region, owner = order.region, (src, order.owner)
+        rank = region.rank_of(self.info.rank)
+        assert rank is not None, f"{order.name} is spawned on other procs"
+        instance = Instance(self, actor_id, order.name, rank, region.extent, owner, len(region) == 1)
         self.instances[actor_id] = instance
         self.router.targets[actor_id] = instance
         for early in self._early.pop(actor_id, ()):

@@ -6,7 +6,6 @@ The invariants are those of `monarch_async.runtime.instance`.
 import asyncio
 import os
 import threading
-from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import pytest_asyncio
 
 import monarch_async as ma
 from monarch_async.ids import address, host_of, random_id64
+from monarch_async.ranks import Region
 from monarch_async.runtime.call import Broadcast, Call
 from monarch_async.runtime.context import ProcInfo
 from monarch_async.runtime.instance import State
@@ -46,7 +46,7 @@ class Pair:
 
     def spawn(self, cls: Any, *args: Any, **kwargs: Any) -> Call[None]:
         recipe = dumps((cls, args, kwargs))
-        order = SpawnOrder("actor", ma.Extent(), array("Q", [WORKER]), 0, recipe.skeleton)
+        order = SpawnOrder("actor", Region.full(ma.Extent()), 0, recipe.skeleton)
         return self._send(Call, SPAWN, order.pack(recipe.buffers))
 
     def call(self, endpoint: str, *args: Any) -> Call[Any]:
@@ -471,3 +471,10 @@ async def test_a_status_is_answered_while_calls_wait(pair: Pair) -> None:
     for call in calls:
         with pytest.raises(ma.ActorDied):
             await call
+
+
+def test_what_creates_a_mesh_does_not_grow_with_it() -> None:
+    """Each of its procs gets the same bytes: were its members listed, a mesh of n would cost n times n."""
+    extent = ma.Extent(hosts=4096, gpus=32)
+    for region in (Region.full(extent), Region.full(extent).slice(hosts=slice(3, None, 2), gpus=slice(0, 16))):
+        assert len(SpawnOrder("actor", region, 0, b"").pack([]).skeleton) < 500
