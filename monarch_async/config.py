@@ -6,9 +6,13 @@ Seconds and bytes unless the name says otherwise. The client's values are handed
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 #: What `Config.transports` may name.
 TRANSPORTS = ("local", "cma", "memfd", "ucx", "tcp")
+
+#: Settings that name files.
+_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class Config:
     window_bytes: int = 256 << 20  #: payload bytes of those calls
     stream_items: int = 64  #: items a generator endpoint may be ahead of its consumer
     stream_bytes: int = 16 << 20  #: and bytes
+    #: PEM files: the certificate that this machine shows, with those between it and its CA; its private key (none: in
+    #: the same file); the CAs that sign others' certificates (none: the system's). They turn TLS on: `transport.tls`.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
     stderr_lines: int = 20  #: how many of its last stderr lines a dead proc's error shows
     fold_logs: bool = False  #: fold runs of identical lines into one with a count
 
@@ -46,6 +55,8 @@ class Config:
         unknown = [name for name in self.allowed_transports if name not in TRANSPORTS]
         if unknown:
             raise ValueError(f"transports={self.transports!r}: {unknown[0]!r} is none of {', '.join(TRANSPORTS)}")
+        if self.tls_key and not self.tls_cert:
+            raise ValueError(f"tls_key={self.tls_key!r}, but no tls_cert: a key is of no use without its certificate")
 
     @property
     def allowed_transports(self) -> tuple[str, ...]:
@@ -56,11 +67,14 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Config":
         """Return the defaults, overridden by ``MONARCH_ASYNC_*`` variables of ``environ`` (``os.environ``)."""
         environ = os.environ if environ is None else environ
-        found = {}
+        found: dict[str, Any] = {}
         for field in fields(cls):
             text = environ.get(f"MONARCH_ASYNC_{field.name.upper()}")
             if text is not None:
                 found[field.name] = _parse(field.name, type(field.default), text)
+        for name in _FILES:  # procs run in other folders
+            if found.get(name):
+                found[name] = os.path.abspath(found[name])
         return replace(cls(), **found)
 
     def as_env(self) -> dict[str, str]:

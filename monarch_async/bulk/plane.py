@@ -33,7 +33,8 @@ from monarch_async.bulk.ucx_grants import UcxGrants
 from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.config import Config
 from monarch_async.errors import Closed, ForeignHandle, HandshakeRefused, TransferBroken
-from monarch_async.transport.dial import Url, bind, bound_url, listening
+from monarch_async.transport.dial import bind, bound_url, listening
+from monarch_async.transport.url import Url
 
 T = TypeVar("T")
 

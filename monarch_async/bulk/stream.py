@@ -29,8 +29,9 @@ from monarch_async.errors import (
     TransferBroken,
     TransferError,
 )
-from monarch_async.transport.dial import Url, dial
-from monarch_async.wire.auth import NOT_A_PEER, WRONG_TOKEN
+from monarch_async.transport.dial import dial
+from monarch_async.transport.url import Url
+from monarch_async.wire.auth import NOT_A_PEER, SPEAKS_TLS, WRONG_TOKEN
 from monarch_async.wire.chunk import ANSWER, ASK, CANCEL, FAILED, MAX_CHUNK, Header
 
 #: Requests, and transfers, of one link at a time; further ones wait. A server takes several times as many of a peer.
@@ -238,7 +239,7 @@ def _kind(error: LinkBroken | HandshakeRefused | TimeoutError) -> Break:
     if isinstance(error.__cause__, ConnectionRefusedError):
         return Break.REFUSED
     if isinstance(error, HandshakeRefused):
-        return Break.OTHERS if error.reason in (WRONG_TOKEN, NOT_A_PEER) else Break.BROKEN
+        return Break.OTHERS if error.reason in (WRONG_TOKEN, NOT_A_PEER, SPEAKS_TLS) else Break.BROKEN
     return Break.UNREACHABLE
 
 

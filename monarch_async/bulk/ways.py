@@ -11,7 +11,7 @@ from monarch_async.bulk.staged import Staged
 from monarch_async.bulk.stream import BulkLink, StreamTransport
 from monarch_async.bulk.transport import Transport
 from monarch_async.errors import TransferBroken
-from monarch_async.transport.dial import Url
+from monarch_async.transport.url import Url
 
 if TYPE_CHECKING:
     from monarch_async.bulk.plane import DataPlane

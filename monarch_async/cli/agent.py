@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, take_token
 from monarch_async.errors import Error
-from monarch_async.transport.dial import Url
 from monarch_async.transport.loop import run_loop
+from monarch_async.transport.url import Url
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

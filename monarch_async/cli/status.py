@@ -15,8 +15,8 @@ from monarch_async.control.controller import Controller, Host, Requests
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
 from monarch_async.mesh.attachment import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status
-from monarch_async.transport.dial import Url
 from monarch_async.transport.loop import run_loop
+from monarch_async.transport.url import Url
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from monarch_async.config import Config
 from monarch_async.control.host_agent import HostAgent
 from monarch_async.control.kernel import raise_open_files
-from monarch_async.transport.dial import Url, listening
+from monarch_async.transport.dial import listening
+from monarch_async.transport.url import Url
 
 
 async def serve_agent(

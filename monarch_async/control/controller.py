@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -21,9 +21,10 @@ from monarch_async.errors import Closed, Error, HostLost, Lost, WireError
 from monarch_async.ids import address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
+from monarch_async.scheduler.resources import Resources
 from monarch_async.transport.connection import Connection
-from monarch_async.transport.dial import Url
 from monarch_async.transport.session import Session
+from monarch_async.transport.url import Url
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, MSGPACK, REPLY, pack_frame
 
 #: How long the news of an agent's exit may take after its connection has closed.
@@ -32,11 +33,12 @@ _OBITUARY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host as every proc knows it: its id, its name, where its agent listens."""
+    """One host as every proc knows it: its id, its name, where its agent listens, what it has to place on."""
 
     id: int
     name: str
     url: str
+    resources: Resources = field(default=Resources(), compare=False)
 
 
 class ProcIds:
@@ -58,12 +60,16 @@ class Requests:
         """Send through ``router``."""
         self._router, self.own = router, router.address
 
-    def send(self, dst: int, operation: str, *arguments: object) -> Awaitable[Any]:
-        """Send one request now; await the answer. Raises Lost where the asked one is gone, Error where it refuses."""
+    def call(self, dst: int, operation: str, *arguments: object) -> "Call[bytes]":
+        """Send one request now; return the future of its answer, for `read_answer`."""
         router = self._router
         call: Call[bytes] = Call(router, f"request {operation}", router.path(dst, 0))
         call.id = router.control(dst, msgpack.packb([operation, *arguments]), call)
-        return _answer(call)
+        return call
+
+    def send(self, dst: int, operation: str, *arguments: object) -> Awaitable[Any]:
+        """Send one request now; await the answer. Raises Lost where the asked one is gone, Error where it refuses."""
+        return _answer(self.call(dst, operation, *arguments))
 
     def post(self, dst: int, operation: str, *arguments: object) -> None:
         """Send a request whose answer nobody needs."""
@@ -76,7 +82,12 @@ class Requests:
 
 
 async def _answer(call: "Call[bytes]") -> Any:
-    answer = msgpack.unpackb(await call, strict_map_key=False)
+    return read_answer(await call)
+
+
+def read_answer(data: bytes) -> Any:
+    """Return what an answer says. Raises the Error that it is."""
+    answer = msgpack.unpackb(data, strict_map_key=False)
     if (error := as_refusal(answer)) is not None:
         raise error
     return answer
@@ -119,7 +130,8 @@ class Controller:
         except BaseException:
             await session.aclose()
             raise
-        host = Host(host_of(session.peer["address"]), session.peer["name"], url)
+        resources = Resources.unpack(session.peer["resources"])
+        host = Host(host_of(session.peer["address"]), session.peer["name"], url, resources)
         if host.id in self._sessions:
             await session.aclose()
             raise ValueError(f"{url} and {self.hosts[host.id].url} are the same host agent")

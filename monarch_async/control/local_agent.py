@@ -14,8 +14,8 @@ from pathlib import Path
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import take_token
 from monarch_async.errors import Error
-from monarch_async.transport.dial import Url
 from monarch_async.transport.loop import run_loop
+from monarch_async.transport.url import Url
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,8 +8,8 @@ from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused, LinkBroken
 from monarch_async.ids import address, host_of
 from monarch_async.transport.connection import Connection, Consumer
-from monarch_async.transport.dial import Url
 from monarch_async.transport.session import Session
+from monarch_async.transport.url import Url
 
 log = logging.getLogger("monarch_async.agent")
 

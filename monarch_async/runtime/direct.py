@@ -24,7 +24,8 @@ import msgpack
 from monarch_async.errors import HandshakeRefused, LinkBroken, Lost
 from monarch_async.ids import format_address, host_of
 from monarch_async.transport.connection import Connection
-from monarch_async.transport.dial import Url, dial, listening
+from monarch_async.transport.dial import dial, listening
+from monarch_async.transport.url import Url
 from monarch_async.wire.auth import Agreed
 
 if TYPE_CHECKING:

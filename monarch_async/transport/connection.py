@@ -2,7 +2,8 @@
 
 Measured on this path: a uvloop protocol with plain ``transport.write`` beats ``add_reader`` with ``recv`` and ``send``
 by half (uvloop collects the writes of one turn into one ``writev``), so on uvloop `send` *is* ``transport.write``;
-on asyncio's own loop, where each write is a system call, frames of one turn are joined first.
+on asyncio's own loop, where each write is a system call, and with TLS, where each is a record, frames of one turn are
+joined first.
 
 Received bytes are handed to the consumer as they come, with as many whole frames as there are: the consumer walks
 the headers itself (it decides by them anyway) and says how far it got. What is left of a frame waits here; a large
@@ -129,7 +130,8 @@ class Connection(asyncio.Protocol):
         self._rest, self._pieces, self._missing = b"", [], 0
         early = [*self._joined]
         self._joined.clear()
-        self._write = wire.write if type(self._loop).__module__.startswith("uvloop") else self._join
+        may_write = type(self._loop).__module__.startswith("uvloop") and wire.get_extra_info("ssl_object") is None
+        self._write = wire.write if may_write else self._join
         if self.link is None:
             self.send = self._write
         for frame in replay or early:

@@ -1,7 +1,7 @@
 """Listening and dialling: sockets that have passed the handshake.
 
-Addresses are URLs: ``tcp://host:port`` (port 0 asks the kernel for one) and ``unix:///absolute/path``. A unix socket is
-created with mode 0600. Until the handshake of `wire.auth` has succeeded nothing else is read from a socket.
+A unix socket is created with mode 0600. Until the handshake of `wire.auth` has succeeded nothing else is read from a
+socket; with TLS (`tls`) that handshake is the first that is said inside.
 """
 
 import asyncio
@@ -10,64 +10,34 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import cast
-from urllib.parse import urlsplit
+from typing import Any, cast
 
+from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused, LinkBroken
-from monarch_async.wire.auth import NONCE_BYTES, Agreed, Dialer, Listener, refusal
+from monarch_async.transport.tls import Tls
+from monarch_async.transport.tls_server import SHUTDOWN_TIMEOUT, TlsServer
+from monarch_async.transport.url import Url
+from monarch_async.wire.auth import NONCE_BYTES, Agreed, Dialer, Listener, TurnedAway, refusal
 
 #: How long either end waits for the other during the handshake.
 HANDSHAKE_TIMEOUT = 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class Url:
-    """A parsed address: a path for a unix socket, host and port for TCP."""
-
-    text: str
-    path: str = ""
-    host: str = ""
-    port: int = 0
-    name: str = ""  #: of a socket in Linux's abstract namespace, which leaves no file behind
-
-    @classmethod
-    def abstract(cls, name: str) -> "Url":
-        """Return the address of an abstract unix socket: anybody on the machine may dial it, and must shake hands."""
-        return cls(f"abstract unix socket {name}", name=name)
-
-    @classmethod
-    def parse(cls, text: str) -> "Url":
-        """Parse ``tcp://host:port`` or ``unix:///path``. Raises ValueError saying what is wrong."""
-        with contextlib.suppress(ValueError):  # of a port that is no number, or too large a one
-            parts = urlsplit(text)
-            if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
-                return cls(text, path=parts.path)
-            if parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path.strip("/"):
-                return cls(text, host=parts.hostname, port=parts.port)
-        raise ValueError(f"bad address {text!r}: expected tcp://host:port or unix:///absolute/path")
-
-    @property
-    def is_local_only(self) -> bool:
-        """Whether only this machine can reach it."""
-        if self.path or self.name or self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+#: What is said to who dials without TLS where it is wanted.
+_WANTS_TLS = "this end takes TLS only: dial it by tls://host:port, and set tls_ca to the CA that signed its certificate"
 
 
 class _Shaking(asyncio.Protocol):
     """The protocol of a socket until both ends agree; then the connection takes the socket over."""
 
     def __init__(
-        self, end: Dialer | Listener, on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None
+        self,
+        end: Dialer | Listener | TurnedAway,
+        on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None,
+        explain: Callable[[Exception], HandshakeRefused] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = end
-        self._on_agreed = on_agreed
+        self._on_agreed, self._explain = on_agreed, explain
         self.agreed: asyncio.Future[tuple[asyncio.Transport, Agreed]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None  # none where no socket comes about
         self.wire: asyncio.Transport | None = None
@@ -104,7 +74,11 @@ class _Shaking(asyncio.Protocol):
                 self._on_agreed(self.wire, agreed)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(HandshakeRefused(f"connection closed during the handshake{f' ({exc})' if exc else ''}", "remote"))
+        if exc is not None and self._explain is not None:
+            self._fail(self._explain(exc))
+        else:
+            why = f"connection closed during the handshake{f' ({exc})' if exc else ''}"
+            self._fail(HandshakeRefused(why, "remote"))
 
     def _late(self) -> None:
         self._fail(HandshakeRefused(f"no answer within {HANDSHAKE_TIMEOUT:g} s", "remote"))
@@ -119,15 +93,19 @@ class _Shaking(asyncio.Protocol):
 
 
 async def dial(
-    url: Url, token: bytes, info: bytes, tls: ssl.SSLContext | None = None
+    url: Url, token: bytes, info: bytes, tls: Tls | None = None, server_name: str = ""
 ) -> tuple[asyncio.Transport, Agreed]:
-    """Connect and shake hands.
+    """Connect and shake hands; with ``tls`` where ``url`` asks for it, by its defaults where there are no settings.
+
+    ``server_name`` is what the certificate there must be for, where that is not the host of ``url``.
 
     Waits for both. Raises LinkBroken where nobody listens, HandshakeRefused where the ends do not agree; cancelling
     it leaves no socket open.
     """
     loop = asyncio.get_running_loop()
     end = Dialer(token, os.urandom(NONCE_BYTES), info)
+    if url.is_tls:
+        return await _agree(url, await _dial_tls(url, end, tls or Tls(Config()), server_name or url.host))
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT):
             if url.name:
@@ -141,11 +119,41 @@ async def dial(
             elif url.path:
                 _, shaking = await loop.create_unix_connection(lambda: _Shaking(end), url.path)
             else:
-                _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port, ssl=tls)
+                _, shaking = await loop.create_connection(lambda: _Shaking(end), url.host, url.port)
     except TimeoutError:
-        raise LinkBroken(url.text, f"cannot connect: no answer within {HANDSHAKE_TIMEOUT:g} s") from None
+        raise _no_answer(url) from None
     except OSError as error:
         raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
+    return await _agree(url, shaking)
+
+
+async def _dial_tls(url: Url, end: Dialer, tls: Tls, server_name: str) -> _Shaking:
+    """Set up TLS. Raises LinkBroken, HandshakeRefused, and ValueError where a file of ours is not what it should be."""
+    tls.reread()
+
+    def explain(error: Exception) -> HandshakeRefused:
+        return tls.refusal(error, url.text, server_name)
+
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            _, shaking = await asyncio.get_running_loop().create_connection(
+                lambda: _Shaking(end, explain=explain), url.host, url.port, ssl=tls.dialling,
+                server_hostname=server_name, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
+            )  # fmt: skip
+    except TimeoutError:
+        raise _no_answer(url) from None
+    except ssl.SSLError as error:
+        raise explain(error) from error
+    except OSError as error:
+        raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
+    return shaking
+
+
+def _no_answer(url: Url) -> LinkBroken:
+    return LinkBroken(url.text, f"cannot connect: no answer within {HANDSHAKE_TIMEOUT:g} s")
+
+
+async def _agree(url: Url, shaking: _Shaking) -> tuple[asyncio.Transport, Agreed]:
     try:
         wire, agreed = await shaking.agreed
         if wire.is_closing():  # its end came before us, and is told only once
@@ -159,7 +167,7 @@ async def dial(
 
 def bind(url: Url) -> socket.socket:
     """Return a socket that is bound to ``url`` and takes connections from now on. Raises OSError."""
-    if not url.path and not url.name:
+    if not url.is_unix:
         info = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(info[4][:2], family=info[0], backlog=1024)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,10 +196,12 @@ async def listening(
     answer: Callable[[bytes], bytes],
     on_agreed: Callable[[asyncio.Transport, Agreed], None],
     on_refused: Callable[[str, HandshakeRefused], None],
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
     sock: socket.socket | None = None,
 ) -> AsyncIterator[Url]:
     """Listen while the block runs; yields the real address.
+
+    Raises OSError where that cannot be, and ValueError where ``url`` asks for TLS and there is no good certificate.
 
     ``answer`` gets an authenticated dialer's info and returns ours (or raises HandshakeRefused); ``on_agreed`` gets the
     socket that passed, and must put its own protocol on it; ``on_refused`` gets (who, why) for the log. ``sock`` is
@@ -199,30 +209,46 @@ async def listening(
     """
     loop = asyncio.get_running_loop()
 
+    def refused(protocol: _Shaking, agreed: "asyncio.Future[tuple[asyncio.Transport, Agreed]]") -> None:
+        error = None if agreed.cancelled() else agreed.exception()
+        if isinstance(error, HandshakeRefused):
+            on_refused(_peer_name(protocol.wire), error)
+
     def shaking() -> _Shaking:
         protocol = _Shaking(Listener(token, os.urandom(NONCE_BYTES), answer), on_agreed)
-
-        def refused(agreed: "asyncio.Future[tuple[asyncio.Transport, Agreed]]") -> None:
-            error = None if agreed.cancelled() else agreed.exception()
-            if isinstance(error, HandshakeRefused):
-                on_refused(_peer_name(protocol.wire), error)
-
-        protocol.agreed.add_done_callback(refused)
+        protocol.agreed.add_done_callback(lambda agreed: refused(protocol, agreed))
         return protocol
 
-    if url.path or url.name:
+    def turning_away() -> _Shaking:
+        protocol = _Shaking(TurnedAway(_WANTS_TLS))
+        protocol.agreed.add_done_callback(lambda agreed: refused(protocol, agreed))
+        return protocol
+
+    server: Any
+    if url.is_unix:
         server = await loop.create_unix_server(shaking, sock=sock or bind(url))
         real = url
+    elif url.is_tls:
+        sock = sock or bind(url)
+        real = bound_url(url, sock)
+        try:
+            server = TlsServer(sock, tls or Tls(Config()), HANDSHAKE_TIMEOUT, shaking, turning_away, on_refused)
+        except ValueError:
+            sock.close()
+            raise
     elif sock is not None:
-        server = await loop.create_server(shaking, sock=sock, ssl=tls)
+        server = await loop.create_server(shaking, sock=sock)
         real = bound_url(url, sock)
     else:
-        server = await loop.create_server(shaking, url.host, url.port, ssl=tls)
+        server = await loop.create_server(shaking, url.host, url.port)
         real = bound_url(url, server.sockets[0])
     try:
         yield real
     finally:
-        server.close()
+        if isinstance(server, TlsServer):
+            await server.aclose()
+        else:
+            server.close()
         if url.path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(url.path)
@@ -230,8 +256,7 @@ async def listening(
 
 def bound_url(url: Url, sock: socket.socket) -> Url:
     """Return where a socket bound to ``url`` is reached: with the port that the kernel gave."""
-    port = sock.getsockname()[1]
-    return Url.parse(f"tcp://{f'[{url.host}]' if ':' in url.host else url.host}:{port}")
+    return Url.inet(url.host, sock.getsockname()[1], url.is_tls)
 
 
 def own_host(wire: asyncio.Transport) -> str:

@@ -11,7 +11,6 @@ Time in which this end's own loop was blocked is no silence of the peer's: nobod
 
 import asyncio
 import os
-import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,9 @@ import msgpack
 from monarch_async.config import Config
 from monarch_async.errors import BadFrame, HandshakeRefused, LinkBroken, WireError
 from monarch_async.transport.connection import Connection, Consumer
-from monarch_async.transport.dial import Url, dial, own_host
+from monarch_async.transport.dial import dial, own_host
+from monarch_async.transport.tls import Tls
+from monarch_async.transport.url import Url
 from monarch_async.wire.link import Link
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -37,7 +38,7 @@ class Session:
         info: dict[str, Any],
         config: Config,
         on_lost: Callable[["Session", str], None],
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         address: int = 0,
     ) -> None:
         """``info`` introduces this end: role, address, name; ``address`` is the peer's, where it is known before."""

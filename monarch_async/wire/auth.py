@@ -41,11 +41,13 @@ MAX_REASON = 512  #: bytes of a refusal's text; longer ones are cut
 
 WRONG_TOKEN = "wrong token"
 NOT_A_PEER = "not a monarch_async peer"
+SPEAKS_TLS = "the other end speaks TLS, and this one does not: both must be given tls:// or both tcp://"
 
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSAL = 1, 2, 3, 4, 5
 
 _HEADER = Struct("!8sHBI")
 _MAC_BYTES = 32
+_TLS_RECORDS = (0x15, 0x16)  # alert, handshake: with which the other end of TLS begins
 _BODY_SIZES = {
     HELLO: range(NONCE_BYTES, NONCE_BYTES + 1),
     CHALLENGE: range(NONCE_BYTES, NONCE_BYTES + 1),
@@ -107,7 +109,7 @@ class _End:
         """
         buffer = self._buffer
         if buffer[:8] != MAGIC[: len(buffer)]:
-            raise HandshakeRefused(NOT_A_PEER)
+            raise HandshakeRefused(SPEAKS_TLS if buffer[0] in _TLS_RECORDS else NOT_A_PEER)
         if len(buffer) < _HEADER.size:
             return None
         _, version, kind, size = _HEADER.unpack_from(buffer)
@@ -222,6 +224,20 @@ class Listener(_End):
             return reply, None
         answer = _checked(self._info(info)) if callable(self._info) else self._info
         return reply + self._say(WELCOME, answer), self._agreed(info)
+
+
+class TurnedAway:
+    """In place of a `Listener`, where whoever dials is to be told that it cannot be one of ours, and why."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self, reason: str) -> None:
+        """``reason`` is what the dialer is told."""
+        self._reason = reason
+
+    def receive(self, data: bytes) -> tuple[bytes, Agreed | None]:
+        """Raise HandshakeRefused, whatever comes."""
+        raise HandshakeRefused(self._reason)
 
 
 def _message(kind: int, body: bytes) -> bytes:

@@ -22,7 +22,8 @@ from monarch_async.bulk.region import Region, Regions, RemoteRegion
 from monarch_async.bulk.staged import local_operations
 from monarch_async.bulk.stream import BulkLink
 from monarch_async.config import Config
-from monarch_async.transport.dial import Url, listening
+from monarch_async.transport.dial import listening
+from monarch_async.transport.url import Url
 
 
 def pattern(seed: int, size: int) -> bytes:

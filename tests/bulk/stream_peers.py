@@ -17,7 +17,8 @@ from monarch_async.bulk.stream import BulkLink, StreamTransport
 from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused
 from monarch_async.testing.proxy import FaultProxy
-from monarch_async.transport.dial import Url, listening
+from monarch_async.transport.dial import listening
+from monarch_async.transport.url import Url
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.chunk import HEADER_SIZE, parse_header
 

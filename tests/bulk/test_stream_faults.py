@@ -17,7 +17,8 @@ from monarch_async.bulk.request import TransferRequest
 from monarch_async.bulk.stream import StreamTransport
 from monarch_async.errors import StaleHandle, TransferBroken
 from monarch_async.testing.proxy import FaultProxy
-from monarch_async.transport.dial import Url, dial
+from monarch_async.transport.dial import dial
+from monarch_async.transport.url import Url
 from monarch_async.wire.chunk import CHUNK, HEADER_SIZE, READ, TAKEN, pack_header, parse_header
 
 SIZE = 1 << 20

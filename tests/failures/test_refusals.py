@@ -17,7 +17,8 @@ from workload import Ledger, keep_busy
 
 import monarch_async as ma
 from monarch_async.ids import address, random_id32
-from monarch_async.transport.dial import Url, dial
+from monarch_async.transport.dial import dial
+from monarch_async.transport.url import Url
 from monarch_async.wire import frame
 from monarch_async.wire.auth import MAGIC, REFUSAL
 

@@ -12,7 +12,7 @@ from victims import Victim
 from workload import Ledger, keep_busy
 
 import monarch_async as ma
-from monarch_async.transport.dial import Url
+from monarch_async.transport.url import Url
 
 
 async def test_local_sockets_are_for_their_owner_only() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from monarch_async.errors import HandshakeRefused, LinkBroken
 from monarch_async.transport import dial as dialling
-from monarch_async.transport.dial import Url, dial, listening
+from monarch_async.transport.dial import dial, listening
+from monarch_async.transport.url import Url
 from monarch_async.wire.auth import Agreed, handshake_length
 
 TOKEN = b"the token"

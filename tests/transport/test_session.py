@@ -12,8 +12,9 @@ from monarch_async.control.guests import Guest, Guests
 from monarch_async.errors import HandshakeRefused, LinkBroken
 from monarch_async.testing import FaultProxy
 from monarch_async.transport.connection import Connection
-from monarch_async.transport.dial import Url, listening
+from monarch_async.transport.dial import listening
 from monarch_async.transport.session import Session
+from monarch_async.transport.url import Url
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.frame import CALL, HEADER, LEASE, frame_length, pack_frame
 

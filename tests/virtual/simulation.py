@@ -36,7 +36,8 @@ from monarch_async.runtime.watchdog import Watchdog
 from monarch_async.testing import SimLoop
 from monarch_async.transport import inproc
 from monarch_async.transport.connection import Connection
-from monarch_async.transport.dial import Url, listening
+from monarch_async.transport.dial import listening
+from monarch_async.transport.url import Url
 
 TOKEN = "a token"
 

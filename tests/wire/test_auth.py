@@ -143,7 +143,7 @@ def test_an_empty_token_is_a_local_error():
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"S", b"\x93mnrch\n", b"\0" * 99]
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"S", b"\x93mnrch\n", b"\0" * 99]
 )
 @pytest.mark.parametrize("end", [dialer, listener])
 def test_garbage_is_refused_at_its_first_wrong_byte(garbage, end):
@@ -151,6 +151,23 @@ def test_garbage_is_refused_at_its_first_wrong_byte(garbage, end):
     if isinstance(end, Dialer):
         end.start()
     assert refused(end, garbage) == ("not a monarch_async peer", "local")
+
+
+@pytest.mark.parametrize("record", [b"\x16\x03\x01", b"\x15\x03\x03\0\x02\x02\x46"])
+@pytest.mark.parametrize("end", [dialer, listener])
+def test_tls_from_the_other_end_is_called_that(record, end):
+    end = end()
+    if isinstance(end, Dialer):
+        end.start()
+    assert refused(end, record) == (auth.SPEAKS_TLS, "local")
+
+
+def test_who_is_turned_away_is_told_why():
+    reason, side = refused(auth.TurnedAway("another door"), dialer().start())
+    assert (reason, side) == ("another door", "local")
+    end = dialer()
+    end.start()
+    assert refused(end, auth.refusal(reason)) == ("another door", "remote")
 
 
 def other_version(message, version=7):
