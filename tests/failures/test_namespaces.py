@@ -1,88 +1,37 @@
 """Hosts with networks of their own: tensors between machines, over links that can be cut.
 
-Each host agent runs in a network namespace, joined to the others by a bridge. Needs root and ``ip`` (iproute2).
+Each host agent runs in a network namespace (see `machines`).
 """
 
 import asyncio
 import contextlib
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 
+import machines
 import pytest
 import torch
-from agents import TOKEN, running_agent
+from machines import Network, needs_machines
 
 import monarch_async as ma
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), needs_machines]
 
 CONFIG = ma.Config(resume_window=20.0, heartbeat=0.5, stop_grace=0.5)
 MB = 1 << 20
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@dataclass(frozen=True)
-class Network:
-    """A bridge in this namespace with one namespace per host."""
-
-    names: tuple[str, ...]
-    subnet: str
-
-    def address(self, index: int) -> str:
-        return f"{self.subnet}.{index + 2}"
-
-    def cut(self, index: int) -> None:
-        ip("link", "set", f"{self.names[index]}-v", "down")
-
-    def mend(self, index: int) -> None:
-        ip("link", "set", f"{self.names[index]}-v", "up")
-
-
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    tag = f"ma{os.getpid() % 10000}"
-    names, subnet = tuple(f"{tag}{letter}" for letter in "abc"), f"10.{os.getpid() % 200 + 20}.7"
-    network = Network(names, subnet)
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: ip("link", "del", tag))
-        ip("link", "add", tag, "type", "bridge")
-        ip("addr", "add", f"{subnet}.1/24", "dev", tag)
-        ip("link", "set", tag, "up")
-        for index, name in enumerate(names):
-            stack.callback(ip, "netns", "del", name)
-            ip("netns", "add", name)
-            ip("link", "add", f"{name}-v", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", f"{name}-v", "master", tag, "up")
-            ip("-n", name, "addr", "add", f"{network.address(index)}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield network
+    with machines.network(2) as net:
+        yield net
 
 
 @contextlib.asynccontextmanager
-async def cluster(network: Network, count: int, config: ma.Config) -> AsyncIterator[ma.HostMesh]:
-    async with contextlib.AsyncExitStack() as stack:
-        urls = []
-        for index, name in enumerate(network.names[:count]):
-            listen = f"tcp://{network.address(index)}:7700"
-            command = [
-                "ip", "netns", "exec", name,
-                sys.executable, "-m", "monarch_async.cli.main", "agent", "--listen", listen, "--name", name,
-            ]  # fmt: skip
-            agent = await stack.enter_async_context(running_agent(command=command, config=config))
-            urls.append(agent.url)
-        yield await stack.enter_async_context(ma.attach(*urls, token=TOKEN, config=config))
+async def cluster(network: Network, config: ma.Config) -> AsyncIterator[ma.HostMesh]:
+    for machine in network:
+        machine.config = config
+    async with machines.running_agents(network), network.attached() as hosts:
+        yield hosts
 
 
 class Owner(ma.Actor):
@@ -123,7 +72,7 @@ def total_of(size: int) -> int:
 @pytest.mark.parametrize("transports", ["local,cma,memfd,tcp", "memfd", "tcp"])
 async def test_from_every_host_to_every_other(network: Network, transports: str) -> None:
     size = MB
-    async with cluster(network, 2, ma.Config(**{**vars_of(CONFIG), "transports": transports})) as hosts:
+    async with cluster(network, ma.Config(**{**vars_of(CONFIG), "transports": transports})) as hosts:
         owners = await (await hosts.spawn_procs({"n": 2})).spawn("owners", Owner)
         data = torch.arange(size, dtype=torch.int32)
         assert list(await owners.total.call(data)) == [total_of(size)] * 4
@@ -149,17 +98,17 @@ def vars_of(config: ma.Config) -> dict[str, object]:
 async def test_a_link_that_is_cut_for_a_while_is_not_noticed(network: Network) -> None:
     size = 64 * MB
     config = ma.Config(**{**vars_of(CONFIG), "transports": "tcp", "bulk_retries": 15.0})
-    async with cluster(network, 2, config) as hosts:
+    async with cluster(network, config) as hosts:
         owners = await (await hosts.spawn_procs()).spawn("owners", Owner)
         handle = await owners.at(1).register.call_one(size)
         out = torch.zeros(size, dtype=torch.int32)
         fetching = asyncio.ensure_future(handle.fetch(out=out))
         while not int(out[MB]) and not fetching.done():
             await asyncio.sleep(0)  # until some of it is here
-        network.cut(1)
+        network[1].cut()
         cut_in_time = not fetching.done()
         await asyncio.sleep(1.0)  # how long the cut lasts
-        network.mend(1)
+        network[1].mend()
         async with asyncio.timeout(40):
             await fetching
         assert torch.equal(out, torch.arange(size, dtype=torch.int32))
@@ -169,7 +118,7 @@ async def test_a_link_that_is_cut_for_a_while_is_not_noticed(network: Network) -
 async def test_a_host_that_stays_away_ends_what_waits_for_it(network: Network) -> None:
     size = 64 * MB
     config = ma.Config(**{**vars_of(CONFIG), "transports": "tcp", "bulk_retries": 1.0, "resume_window": 2.0})
-    async with cluster(network, 2, config) as hosts:
+    async with cluster(network, config) as hosts:
         async with ma.supervise(ma.ignore):
             owners = await (await hosts.spawn_procs()).spawn("owners", Owner)
             handle = await owners.at(1).register.call_one(size)
@@ -177,7 +126,7 @@ async def test_a_host_that_stays_away_ends_what_waits_for_it(network: Network) -
             fetching = asyncio.ensure_future(handle.fetch(out=out))
             while not int(out[MB]) and not fetching.done():
                 await asyncio.sleep(0)
-            network.cut(1)
+            network[1].cut()
             try:
                 async with asyncio.timeout(40):
                     with pytest.raises((ma.HostLost, ma.TransferBroken)):
@@ -185,4 +134,4 @@ async def test_a_host_that_stays_away_ends_what_waits_for_it(network: Network) -
                 with pytest.raises(ma.HostLost):
                     await owners.at(1).own_total.call_one()
             finally:
-                network.mend(1)
+                network[1].mend()

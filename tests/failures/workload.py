@@ -31,6 +31,10 @@ class Ledger(ma.Actor):
         return data
 
     @ma.endpoint
+    async def length(self) -> int:
+        return len(self.entries)
+
+    @ma.endpoint
     async def take(self) -> list[object]:
         taken, self.entries = self.entries, []
         return taken
