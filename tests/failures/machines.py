@@ -8,8 +8,8 @@
             net[0].freeze()                  # every process on it; freeze_agent() for its agent alone
 
 Needs root and ``ip`` (iproute2): mark tests with `needs_machines`. The client is in the namespace of the test run,
-which has the bridge's address. Everything is undone at the end, also where a test has failed: what was frozen is thawed,
-what still runs in a namespace is killed, namespaces and bridge go.
+which has the bridge's address. Everything is undone at the end, also where a test has failed: what was frozen is
+thawed, what still runs in a namespace is killed, namespaces and bridge go.
 
 Nothing here needs more of the kernel than veth, bridge and the token bucket filter. What is lost one way is sent to a
 hardware address that nobody has.
