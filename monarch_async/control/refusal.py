@@ -3,24 +3,37 @@
 from typing import Any
 
 from monarch_async.errors import (
+    Backpressure,
+    BadCall,
+    BadDemand,
+    BarrierBroken,
+    Closed,
+    Empty,
     Error,
+    HostLost,
     Lost,
+    NotHolder,
     ObjectLost,
+    ProcDied,
     StaleHandle,
     StoreFull,
     TransferBroken,
     TransferError,
+    Unschedulable,
 )
 
-_KINDS = {kind.__name__: kind for kind in (TransferError, ObjectLost, StaleHandle, StoreFull, TransferBroken)}
+_OF_TRANSFERS = (TransferError, ObjectLost, StaleHandle, StoreFull, TransferBroken)
+_OF_SYNC = (Backpressure, BadCall, BarrierBroken, Empty, HostLost, NotHolder, ProcDied)
+_KINDS = {kind.__name__: kind for kind in (*_OF_TRANSFERS, *_OF_SYNC, BadDemand, Closed, Unschedulable)}
 
 
 def pack_refusal(error: Exception) -> dict[str, Any]:
-    """Return an error as an answer. Only those of transfers keep their class and their facts."""
+    """Return an error as an answer. The classes above keep their class and their facts."""
     answer: dict[str, Any] = {"error": str(error)}
-    if isinstance(error, TransferError):
-        kind = type(error).__name__
-        answer |= {"kind": kind if kind in _KINDS else TransferError.__name__, "facts": [error.what, error.why]}
+    if _KINDS.get(type(error).__name__) is type(error):
+        answer |= {"kind": type(error).__name__, "facts": list(error.args)}
+    elif isinstance(error, TransferError):
+        answer |= {"kind": TransferError.__name__, "facts": [error.what, error.why]}
     return answer
 
 

@@ -32,6 +32,8 @@
     ├── Preempted              a placement was taken back for another of higher priority
     ├── Poisoned               a task ended every process that tried it; has the evidence
     ├── NotHolder              a lock or permit is released or used by who does not hold it (any more)
+    ├── BarrierBroken          a party of a barrier died or left
+    ├── Empty                  a queue has no item and the caller chose not to wait
     └── WireError              what arrives is not what was agreed
         ├── FrameTooLarge
         ├── BadFrame
@@ -42,7 +44,7 @@
 The positional arguments of a class are its facts; they are kept as ``args`` and as fields, and ``str()`` makes the
 sentence. That is what lets every one of them pickle without further code.
 
-Files: ``error``, ``lost``, ``calls``, ``shapes``, ``transfers``, ``scheduling``, ``link``.
+Files: ``error``, ``lost``, ``calls``, ``shapes``, ``transfers``, ``scheduling``, ``sync``, ``link``.
 """
 
 from monarch_async.errors.calls import (
@@ -82,6 +84,7 @@ from monarch_async.errors.shapes import (
     ExtentError,
     RankError,
 )
+from monarch_async.errors.sync import BarrierBroken, Empty
 from monarch_async.errors.transfers import (
     BufferMismatch,
     ForeignHandle,
@@ -103,8 +106,10 @@ __all__ = [
     "BadDemand",
     "BadEndpoint",
     "BadFrame",
+    "BarrierBroken",
     "BufferMismatch",
     "Closed",
+    "Empty",
     "Error",
     "ExtentError",
     "ForeignHandle",
