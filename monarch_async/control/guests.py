@@ -57,7 +57,8 @@ class Guests:
     ) -> None:
         """``consumer`` takes their frames; ``name`` and ``address`` are the agent's own."""
         self._consumer, self._config, self._clock = consumer, config, clock
-        self._introduction = {"role": "agent", "name": name, "address": address, "pid": os.getpid()}
+        #: What whoever dials in is told of this agent.
+        self.introduction: dict[str, Any] = {"role": "agent", "name": name, "address": address, "pid": os.getpid()}
         self._on_joined, self._on_expired = on_joined, on_expired
         self._ticked_at = clock()
         self._guests: dict[bytes, Guest] = {}
@@ -80,7 +81,7 @@ class Guests:
         except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
             raise HandshakeRefused(f"unreadable introduction: {error!r}") from error
         guest = self._guests.get(who["session"])
-        answer = dict(self._introduction)
+        answer = dict(self.introduction)
         if guest is not None:
             link = guest.connection.link
             if link is None or (who["received"] is None and link.received_count):

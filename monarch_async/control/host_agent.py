@@ -12,6 +12,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     store [operation, id, ...]         shared objects: see `host_store`
     upload [name, sizes, region, n]    a payload for n procs here, fetched once; answered with a segment: see `uploads`
     uploaded [name]                    the asker looks at it no longer; not answered
+    reserve, free, lend, port          what placements hold here: see `reservations`
 
 It is made of parts that know nothing of each other: `relay.Relay` (routes), `guests.Guests` (who dialled in),
 `peers.Peers` (whom it dials), `workers.Workers`. When the agent ends, however it ends, its procs and everything they
@@ -37,12 +38,14 @@ from monarch_async.control.host_store import HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
 from monarch_async.control.relay import Relay
+from monarch_async.control.reservations import Reservations
 from monarch_async.control.uploads import Uploads
 from monarch_async.control.worker import Exit, Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Closed, Error, HostLost, SpawnFailed
 from monarch_async.ids import AGENT, address, agent_of, format_address, host_of, proc_of, random_id32
 from monarch_async.runtime.proc import boot_time, resident_bytes
+from monarch_async.scheduler.resources import Resources
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CALL, CANCEL, CAST, CHUNK, CONTROL, CREDIT, EXITED, MSGPACK, REPLY, pack_frame
 
@@ -55,8 +58,18 @@ _STATUS_PATIENCE = 1.0
 class HostAgent:
     """See the module. ``is_lifelined``: it was started by a client and shares its machine's clock and fate."""
 
-    def __init__(self, name: str, token: bytes, config: Config, is_lifelined: bool = False) -> None:
-        """Take guests through ``guests`` (see `transport.dial.listening`); nothing runs before."""
+    def __init__(
+        self,
+        name: str,
+        token: bytes,
+        config: Config,
+        is_lifelined: bool = False,
+        resources: Resources = Resources(),  # noqa: B008
+    ) -> None:
+        """Take guests through ``guests`` (see `transport.dial.listening`); nothing runs before.
+
+        ``resources``: what there is to place on (see `inventory`).
+        """
         self.name, self.config = name, config
         self.host = random_id32()
         self.address = address(self.host, 0)
@@ -66,17 +79,20 @@ class HostAgent:
         self.relay = Relay(self.host, self)
         cluster = cluster_id(token)
         self.plane = DataPlane(config)
+        self.tls = self.plane.tls
         self.plane.identify(cluster, self.address, f"the agent of {name}", "")
         self.workers = Workers(self.relay, name, cluster, config, is_lifelined)
         self.guests = Guests(self.relay, name, self.address, config, clock, self._joined, self._expired)
-        self._peers = Peers(self.relay, name, self.address, token, config, self._peer_lost)
+        self.guests.introduction["resources"] = resources.pack()
+        self._peers = Peers(self.relay, name, self.address, token, config, self._peer_lost, self.tls)
         self.relay.find_peer = self._peers.find
         self._tasks: set[asyncio.Task[None]] = set()
         self.inquiries = Inquiries(self.address, self._find)
         self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
         self.uploads = Uploads(self.plane)
+        self.reservations = Reservations(resources, self.workers, self.answer, self.inquiries.post)
         #: Requests to the agent's parts, by operation: called with (src, call, *arguments). See `answer`.
-        self.operations: dict[str, Callable[..., None]] = {"store": self.store.take}
+        self.operations: dict[str, Callable[..., None]] = {"store": self.store.take, **self.reservations.operations}
         #: Told the address of every proc and client that has ended, here and on other hosts, and of lost hosts' agents.
         self.on_gone: list[Callable[[int], None]] = []
         self.workers.on_gone = self._worker_gone
@@ -107,6 +123,8 @@ class HostAgent:
             self.workers.bulk_host = guest.came_to
             self.plane.reach_by(guest.came_to)
         self.relay.routes[guest.connection.address] = guest.connection
+        if guest.role == "client":
+            self.reservations.joined(guest.connection.address)
 
     def _expired(self, guest: Guest, why: str) -> None:
         """A client or peer is gone for good: its procs go with it."""
@@ -115,6 +133,7 @@ class HostAgent:
         log.info("%s left (%s): ending %d procs", client.name, why, len(mine))
         self.workers.kill(mine, signal.SIGKILL, f"the agent: client {client.name} is gone, {why}")
         self.workers.forget_client(client.address)
+        self.reservations.left(client.address)
         gone = Exit.host_lost(client.address, client.name, why)
         for other in self.relay.forget(client.address):
             self.workers.send_exit(other, gone)
@@ -175,6 +194,9 @@ class HostAgent:
                 self.guests.leave(src)
             case "spawn":
                 specs, preload, sys_path = arguments
+                if ended := self.reservations.find_ended(specs):
+                    self.answer(src, call, {"error": ended})
+                    return
                 self.workers.spawn(src, specs, tuple(preload), sys_path, lambda value: self.answer(src, call, value))
             case "warm":
                 self._start_task(self._warm(*arguments))
