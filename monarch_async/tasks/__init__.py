@@ -9,4 +9,5 @@ What it refuses
   ``retry_on`` names.
 
 Reading order:
+- ``shape.py``, ``events.py``, ``line.py``, ``queue.py``  which task runs on which worker; pure
 """
