@@ -27,7 +27,7 @@ Reading order
 - ``ref.py``, ``holdings.py``, ``ref_tickets.py``  shared objects: references, what is held here, what is on its way;
   ``room_report.py``: who has what a put waits for; ``broadcast.py``: copies of one on many hosts
 - ``sliced.py``  what the meshes have in common
-- ``domain.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers: who spawned what,
-  and who is told of its failures
+- ``domain.py``, ``guardian.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers:
+  who spawned what, and who is told of its failures
 - ``status.py``  what hosts are doing right now
 """

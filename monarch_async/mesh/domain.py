@@ -3,8 +3,8 @@
 There is one per process, in the client and in every worker. It knows the meshes spawned from here, so that the death of
 a proc finds the mesh and rank it was; who is told differs: in the client the scope, in a worker the actor that spawned.
 
-An *owner* is a `Scope` or an `Instance`. It is told of a failure of what it spawned; where it does not handle that it
-fails itself. When an owner ends, what it spawned ends with it.
+An *owner* is a `Scope`, an `Instance`, or a `Guardian`. It is told of a failure of what it spawned; where it does not
+handle that it fails itself (a guardian always does). When an owner ends, what it spawned ends with it.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Lost, MeshError
 from monarch_async.ids import agent_of, host_of
+from monarch_async.mesh.guardian import Guardian
 from monarch_async.mesh.holdings import Holdings
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.report import load_report
@@ -51,6 +52,14 @@ class Belonging(Protocol):
         ...
 
 
+class Annex(Protocol):
+    """Something of a floor above that there is one of per process, made when it is first used."""
+
+    async def aclose(self) -> None:
+        """The process leaves its hosts: end what was started. Waits for that."""
+        ...
+
+
 class Domain:
     """One process's part in the cluster. Subclassed by the client's program and the worker."""
 
@@ -64,6 +73,7 @@ class Domain:
         self.groups: dict[int, ActorGroup] = {}  #: by actor id
         self.registrations: dict[int, Registration] = {}  #: by the id of the region
         self.belongings: set[Belonging] = set()
+        self.annexes: dict[type, Annex] = {}  #: what floors above this one keep here, by class
         self.lost_hosts: set[int] = set()
         self.holdings = Holdings(router, self.requests, self.store_agent)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -113,6 +123,12 @@ class Domain:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    async def close_annexes(self) -> None:
+        """Close what floors above keep here."""
+        annexes = list(self.annexes.values())
+        self.annexes.clear()
+        await asyncio.gather(*[annex.aclose() for annex in annexes], return_exceptions=True)
+
     async def cancel_tasks(self) -> None:
         """Cancel what `start_task` started, and wait for it; leases of memory start nothing any more."""
         for registration in self.registrations.values():
@@ -127,6 +143,9 @@ class Domain:
 
     def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
         """Tell ``owner``; ``is_delivered``: pending calls have carried the error to somebody already (V2)."""
+        if isinstance(owner, Guardian):
+            owner.lost(failure)
+            return
         outcome = Outcome(is_delivered)
         if isinstance(failure.error, Lost):
             self._deaths[failure.error.args] = outcome

@@ -10,6 +10,7 @@ from monarch_async.errors import Closed
 from monarch_async.ids import AGENT, address, host_of
 from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
+from monarch_async.mesh.guardian import Guardian, current_guardian
 from monarch_async.mesh.scope import Scope, current_scope
 from monarch_async.runtime.call import Unseen
 
@@ -46,9 +47,9 @@ class Program(Domain):
         """The client is no actor."""
         return 0
 
-    def owner(self) -> Scope:
+    def owner(self) -> Scope | Guardian:
         """What is spawned now belongs to the innermost scope."""
-        return current_scope() or self.scope
+        return current_guardian() or current_scope() or self.scope
 
     def may_handle(self, owner: object) -> bool:
         """Whether a policy is to be asked."""
@@ -71,9 +72,10 @@ class Program(Domain):
 
     async def aclose(self) -> None:
         """End what this program spawned, then its sessions."""
-        self.holdings.close()
         self.router.failures.report_all()
         await asyncio.sleep(0)  # the reports are on their way
+        await self.close_annexes()
+        self.holdings.close()
         await self.cancel_tasks()
         stops = [
             allocation.stop(allocation.addresses, "its client has ended")

@@ -16,6 +16,7 @@ from monarch_async.control.worker import Exit
 from monarch_async.errors import ActorDied
 from monarch_async.ids import agent_of, host_of
 from monarch_async.mesh.domain import Domain, activate_domain
+from monarch_async.mesh.guardian import Guardian, current_guardian
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.context import current_context, enter_hook
 from monarch_async.runtime.instance import Instance
@@ -44,12 +45,14 @@ class WorkerDomain(Domain):
         taker.release = lambda name: proc.router.call_soon(self.requests.post, agent, "uploaded", name)
 
     def owner_actor(self) -> int:
-        """Return the id of the actor whose endpoint runs."""
+        """Return the id of the actor whose endpoint runs; 0 where a guardian spawns."""
         context = current_context()
-        return context.instance.id if context is not None else 0
+        return context.instance.id if context is not None and current_guardian() is None else 0
 
-    def owner(self) -> Instance | None:
-        """Return the actor whose endpoint runs."""
+    def owner(self) -> Instance | Guardian | None:
+        """Return the actor whose endpoint runs, unless a guardian spawns."""
+        if (guardian := current_guardian()) is not None:
+            return guardian
         context = current_context()
         return context.instance if context is not None else None
 
@@ -94,6 +97,7 @@ class WorkerDomain(Domain):
 
     async def _end(self) -> None:
         """End the procs that actors of this one spawned."""
+        await self.close_annexes()
         await self.cancel_tasks()
         for allocation in {id(a): a for a in self.allocations.values()}.values():
             await allocation.stop(allocation.addresses, f"proc {self._proc.info}, which spawned it, ends")
