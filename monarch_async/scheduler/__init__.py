@@ -11,6 +11,15 @@ What it refuses
 - To enforce amounts: they are accounted. The kernel enforces.
 - To wait in silence: what can never fit is rejected at once, what waits for long is explained.
 
-Reading order: ``resources.py``, ``demand.py`` (what hosts have, what is asked for), ``events.py`` (what goes in and
-comes out).
+Reading order
+- ``resources.py``, ``demand.py``  what hosts have, what is asked for
+- ``events.py``  what goes in and comes out
+- ``amounts.py``, ``shape.py``  the same in whole numbers
+- ``book.py``, ``books.py``  what is left of one host; of all, filed for a quick find
+- ``fit.py``, ``search.py``  where a demand fits; where bundles that differ do
+- ``feasibility.py``  whether it ever could, and what is short
+- ``placement_record.py``, ``accounts.py``  a placement as it is booked; all of them
+- ``waiting.py``, ``keeping.py``, ``dispatch.py``  the queue; what is kept for whom; turns
+- ``scheduler.py``  the state machine
+- ``holdings.py``  who holds what, as it is shown
 """

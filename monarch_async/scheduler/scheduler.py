@@ -1,0 +1,299 @@
+"""The scheduler: who asks is granted, waits, or is told at once that it can never be.
+
+States of a placement::
+
+    waiting    in line; what it holds: nothing (something may be kept for it)
+    granted    holds its spots
+    recalled   granted, and its holder was asked to give it back
+    (ended)    forgotten
+
+    state      event                                  next       commands
+    ---------  -------------------------------------  ---------  ----------------------------------
+    (none)     Ask, fits                              granted    Grant
+    (none)     Ask, does not fit now                  waiting    (Recall of others)
+    (none)     Ask, can never fit                     (ended)    Reject
+    waiting    something is freed, and it fits        granted    Grant
+    waiting    long enough, at Tick                   waiting    Warn
+    waiting    could not fit even if all were free    (ended)    Reject (after ``grace``)
+    waiting    Withdraw, HolderGone                   (ended)
+    granted    Refused                                waiting    Release at its other hosts
+    granted    HostGone                               granted    Lost
+    granted    another needs it, and it may be taken  recalled   Recall
+    granted,   Withdraw, HolderGone                   (ended)    Release; of placements within it too
+    recalled
+
+Invariants:
+
+    P1. All of a demand is granted in one command, or nothing.
+    P2. What is held on a host is at most what it has, except by `TakenElsewhere` and `Reclaim`.
+    P3. When every placement has ended, every book is as it was when its host came.
+    P4. Each Ask ends in one Grant or one Reject, unless it is withdrawn; or it waits.
+    P5. What waits is granted in order of priority, then arrival. Who comes later may pass one that does not fit at most
+        ``passes`` times and for ``patience`` seconds; from then on what frees is kept for it (``keeping.py``). Later ones
+        still have what it does not need.
+    P6. Nothing is kept for what does not fit on the hosts that are there, if nobody held anything.
+    P7. Only as many are recalled as make room for who waits; what they give back is kept for that one.
+    P8. What no joined or declared host could fit is rejected at once. What could when it was asked for, and no longer
+        can, since hosts left, is rejected ``grace`` seconds later, unless they have come back.
+    P9. A host that refused is not granted again to the same placement before it says what others hold there, or a
+        pause, which doubles, is over.
+"""
+
+from typing import assert_never
+
+from monarch_async.scheduler.accounts import Accounts
+from monarch_async.scheduler.book import Book
+from monarch_async.scheduler.demand import Demand
+from monarch_async.scheduler.dispatch import Dispatch
+from monarch_async.scheduler.events import (
+    Ask,
+    Command,
+    Declared,
+    Event,
+    Grant,
+    HolderGone,
+    HostClosed,
+    HostGone,
+    HostOpened,
+    HostUp,
+    Lend,
+    Lost,
+    Reclaim,
+    Refused,
+    Reject,
+    Release,
+    TakenElsewhere,
+    Tick,
+    Warn,
+    Withdraw,
+)
+from monarch_async.scheduler.holdings import Holdings, Waiter, host_holdings
+from monarch_async.scheduler.placement_record import PlacementRecord
+from monarch_async.scheduler.shape import Shapes, described
+
+REFUSAL_PAUSE = 0.05  #: seconds; doubles with each refusal of one placement, up to `LONGEST_PAUSE`
+LONGEST_PAUSE = 5.0
+
+
+class Scheduler:
+    """Places demands on hosts. Pure: `handle` is given events and the time, and returns what is to be done."""
+
+    def __init__(
+        self, warn_after: float = 30.0, *, passes: int = 64, patience: float = 10.0, grace: float = 10.0
+    ) -> None:
+        """Start without hosts. Seconds all: ``warn_after`` between a stall and its first warning, ``patience`` and
+        ``passes`` as P5 says, ``grace`` as P8.
+        """
+        self.warn_after, self.grace = warn_after, grace
+        self._accounts = Accounts()
+        self._dispatch = Dispatch(self._accounts, passes, patience)
+        self._waiting = self._dispatch.waiting
+        self._shapes = Shapes()
+        self._by_holder: dict[int, dict[int, None]] = {}
+        self._gone: dict[int, tuple[float, Book]] = {}  #: hosts that may come back: until when, and their books
+        self._arrivals = 0
+        self._commands: list[Command] = []
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Return what an event brings about. ``now``: seconds of a clock that never goes back."""
+        match event:
+            case Ask():
+                self._ask(event, now)
+            case Withdraw(id):
+                self._withdraw([id], now)
+            case HolderGone(holder):
+                self._withdraw(list(self._by_holder.get(holder, ())), now)
+            case Lend(id):
+                if (record := self._accounts.placements.get(id)) is not None:
+                    self._turn(self._accounts.lend(record), now)
+            case Reclaim(id):
+                if (record := self._accounts.placements.get(id)) is not None:
+                    self._accounts.reclaim(record)
+            case Refused(id, host):
+                self._refused(id, host, now)
+            case TakenElsewhere(host, held):
+                if (book := self._accounts.books.by_host.get(host)) is not None:
+                    self._accounts.set_elsewhere(book, held)
+                    self._accept(host)
+                    self._turn({host}, now)
+            case HostUp(host):
+                self._gone.pop(host, None)
+                self._lose(host)
+                self._accounts.open_book(event)
+                self._turn({host}, now)
+            case HostGone(host):
+                self._host_gone(host, now)
+            case HostClosed(host):
+                self._accounts.books.open(host, False)
+                self._turn(set(), now)
+            case HostOpened(host):
+                self._accounts.books.open(host, True)
+                self._turn({host}, now)
+            case Declared(kinds):
+                self._accounts.kinds = kinds
+                self._reject_hopeless()
+            case Tick():
+                self._tick(now)
+            case _:
+                assert_never(event)
+        if self._dispatch.wants_keeps:
+            self._turn(set(), now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    # -- placements
+
+    def _ask(self, event: Ask, now: float) -> None:
+        assert event.id not in self._accounts.placements, f"placement {event.id} is there already"
+        self._arrivals += 1
+        shape = self._shapes.of(event.demand)
+        record = PlacementRecord(event.id, event.demand, shape, event.holder, self._arrivals, now)
+        self._accounts.placements[event.id] = record
+        self._by_holder.setdefault(event.holder, {})[event.id] = None
+        self._granted(self._dispatch.ask(record, now))
+        if not record.is_granted and (why := self._accounts.shortfall(shape)):
+            self._reject(record, why)
+
+    def _granted(self, records: list[PlacementRecord]) -> None:
+        for record in records:
+            record.awaits_recall = False
+            self._commands.append(Grant(record.id, record.spots(), tuple([held for _, held in record.places])))
+
+    def _turn(self, freed: set[int] | None, now: float) -> None:
+        while granted := self._dispatch.turn(freed, now):
+            self._granted(granted)
+            freed = set()
+            if not any(line.shape.refers for line in self._waiting.lines.values()):
+                break
+
+    def _withdraw(self, ids: list[int], now: float) -> None:
+        freed: set[int] = set()
+        for id in ids:
+            if (record := self._accounts.placements.get(id)) is not None:
+                freed |= self._end(record)
+        self._turn(freed, now)
+
+    def _end(self, record: PlacementRecord) -> set[int]:
+        """End a placement, those within it first. Returns the hosts that have more left now."""
+        freed: set[int] = set()
+        for id in list(record.guests):
+            freed |= self._end(self._accounts.placements[id])
+        self._forget(record)
+        if not record.is_granted:
+            return self._dispatch.leave(record)
+        hosts = tuple(record.hosts())
+        freed |= self._accounts.end(record)
+        self._commands.append(Release(record.id, hosts))
+        self._reject_orphans(record.id)
+        return freed
+
+    def _forget(self, record: PlacementRecord) -> None:
+        del self._accounts.placements[record.id]
+        held = self._by_holder[record.holder]
+        del held[record.id]
+        if not held:
+            del self._by_holder[record.holder]
+
+    def _refused(self, id: int, host: int, now: float) -> None:
+        record = self._accounts.placements.get(id)
+        if record is None or not record.is_granted:
+            return
+        freed: set[int] = set()
+        for guest in list(record.guests):
+            freed |= self._end(self._accounts.placements[guest])
+        hosts = tuple(other for other in record.hosts() if other != host)
+        freed |= self._accounts.end(record)
+        if hosts:
+            self._commands.append(Release(id, hosts))
+        record.refused_until[host] = now + min(REFUSAL_PAUSE * 2**record.refusals, LONGEST_PAUSE)
+        record.refusals += 1
+        self._waiting.add(record, now).is_settled = False
+        self._turn(freed, now)
+
+    def _accept(self, host: int) -> None:
+        """Let placements try a host again that refused them: it has said what others hold there."""
+        for line in self._waiting.lines.values():
+            if line.head.refused_until.pop(host, None) is not None:
+                line.is_settled = False
+
+    def _reject(self, record: PlacementRecord, why: str) -> None:
+        self._dispatch.leave(record)
+        self._forget(record)
+        self._commands.append(Reject(record.id, described(record.demand), why, ""))
+
+    def _reject_orphans(self, id: int) -> None:
+        """Reject those that wait to be near or within a placement that has ended."""
+        lines = [line for line in self._waiting.lines.values() if line.shape.refers]
+        for record in [record for line in lines for record in line.members.values()]:
+            if record.shape.near == id or (record.shape.within and record.shape.within[0] == id):
+                self._reject(record, self._accounts.shortfall(record.shape))
+
+    def _reject_hopeless(self) -> None:
+        """Reject those that can never be placed any more (P8)."""
+        also = [book for _, book in self._gone.values()]
+        for line in list(self._waiting.lines.values()):
+            if why := self._accounts.shortfall(line.shape, also):
+                for record in list(line.members.values()):
+                    self._reject(record, why)
+
+    # -- hosts
+
+    def _lose(self, host: int) -> None:
+        self._dispatch.drop_all()
+        for record, bundles in self._accounts.close_book(host):
+            self._commands.append(Lost(record.id, tuple(bundles)))
+
+    def _host_gone(self, host: int, now: float) -> None:
+        if (book := self._accounts.books.by_host.get(host)) is None:
+            return
+        self._gone[host] = (now + self.grace, book)
+        self._lose(host)
+        self._reject_hopeless()
+        self._turn(None, now)
+
+    # -- time
+
+    def next_tick(self, now: float) -> float | None:
+        """Return when a `Tick` is due, or None."""
+        times = [until for until, _ in self._gone.values()]
+        for line in self._waiting.lines.values():
+            times.append(line.stalled_since + self.warn_after * 2**line.warnings)
+            head = line.head
+            times += head.refused_until.values()
+            if not self._dispatch.is_due(head, now):
+                times.append(head.since + self._dispatch.patience)
+        return max(min(times), now) if times else None
+
+    def _tick(self, now: float) -> None:
+        if any(until <= now for until, _ in self._gone.values()):
+            self._gone = {host: entry for host, entry in self._gone.items() if entry[0] > now}
+            self._reject_hopeless()
+        for line in self._waiting.lines.values():
+            head = line.head
+            head.refused_until = {host: until for host, until in head.refused_until.items() if until > now}
+        self._turn(None, now)
+        for line in self._waiting.in_order():
+            if now >= line.stalled_since + self.warn_after * 2**line.warnings:
+                line.warnings += 1
+                self._commands.append(Warn(line.head.id, self.explain(line.head.demand, now)))
+
+    # -- tables
+
+    def holdings(self) -> Holdings:
+        """Return who holds what, and who waits."""
+        kept = self._dispatch.kept()
+        self._dispatch.drop_all()
+        hosts = tuple(host_holdings(book, self._accounts) for book in self._accounts.books)
+        self._dispatch.restore(kept)
+        kept_on = {line.head.id: tuple(dict.fromkeys(book.name for book, _ in line.kept)) for line, _ in kept}
+        waiting = tuple(
+            Waiter(
+                record.id, record.demand.name, record.holder, record.since, record.passed, kept_on.get(record.id, ())
+            )
+            for record in self._waiting
+        )
+        return Holdings(hosts, waiting)
+
+    def explain(self, demand: Demand, now: float) -> str:
+        """Return why a demand waits, fits or never can, with a table of who holds what."""
+        return described(demand)
