@@ -48,6 +48,7 @@ class Config:
     tls_key: str = ""
     tls_ca: str = ""
     stderr_lines: int = 20  #: how many of its last stderr lines a dead proc's error shows
+    warn_after: float = 10.0  #: a placement that waits for so long is logged, with a table of who holds what
     fold_logs: bool = False  #: fold runs of identical lines into one with a count
 
     def __post_init__(self) -> None:

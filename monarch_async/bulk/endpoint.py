@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgpack
 
 from monarch_async.errors import BadFrame
+from monarch_async.transport.url import Url
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,12 @@ class Endpoint:
     tcp: str = ""  #: "host:port"
     ucx: bytes = b""  #: address of its UCX worker
     network: bytes = b""  #: 8 bytes: equal where two processes reach each other's abstract unix sockets
+    tls: str = ""  #: what the certificate on its TCP socket is for; empty: it has no TLS
+
+    @property
+    def url(self) -> Url:
+        """Where it listens on TCP."""
+        return Url.parse(f"{'tls' if self.tls else 'tcp'}://{self.tcp}")
 
     @lru_cache(maxsize=64)  # noqa: B019  a process packs its own, and few others
     def pack(self) -> bytes:

@@ -34,6 +34,7 @@ from monarch_async.bulk.ucx_worker import UcxWorker
 from monarch_async.config import Config
 from monarch_async.errors import Closed, ForeignHandle, HandshakeRefused, TransferBroken
 from monarch_async.transport.dial import bind, bound_url, listening
+from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class DataPlane:
         self._endpoint: Endpoint | None = None
         self._routes = Routes(self)
         self._serving = contextlib.AsyncExitStack()
+        self.tls = Tls(config)  #: how its TCP is encrypted, if it is
         self.ucx: UcxWorker | str = "this process allows no UCX"  #: or why there is none
         self._is_closed = False
         self._enlarging: set[asyncio.Task[None]] = set()
@@ -124,25 +126,40 @@ class DataPlane:
             return self._endpoint
         key = secrets.token_bytes(32)
         urls = [Url.abstract(f"monarch-async-bulk-{os.getpid()}-{secrets.token_hex(8)}")]
-        if self._bulk_host or "tcp" in self.config.allowed_transports:  # others ask for their transports' needs there
-            host = self._bulk_host or "127.0.0.1"
-            urls.append(Url.parse(f"tcp://{f'[{host}]' if ':' in host else host}:0"))
+        is_wanted = bool(self._bulk_host) or "tcp" in self.config.allowed_transports
+        if is_wanted and self.can_listen:  # others ask for their transports' needs there
+            urls.append(Url.inet(self._bulk_host or "127.0.0.1", 0, self.tls.is_on))
         sockets: list[socket.socket] = []
         try:
+            tls = self._certified_name() if len(urls) > 1 else ""
             sockets += map(bind, urls)
-            tcp = bound_url(urls[1], sockets[1]).text.removeprefix("tcp://") if len(urls) > 1 else ""
+            tcp = bound_url(urls[1], sockets[1]).text.partition("://")[2] if len(urls) > 1 else ""
             ucx = self._start_ucx()
         except BaseException:
             for sock in sockets:
                 sock.close()
             raise
         self._serve(list(zip(urls, sockets, strict=True)), key)
-        found = replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx, network=this_network())
+        found = replace(self.silent, key=key, local=urls[0].name, tcp=tcp, ucx=ucx, network=this_network(), tls=tls)
         self._endpoint = found
         return found
 
+    @property
+    def can_listen(self) -> bool:
+        """Whether it can listen on TCP. With TLS and no certificate it cannot; what it sends goes in messages then."""
+        return self.tls.has_certificate or not self.tls.is_on
+
+    def _certified_name(self) -> str:
+        try:
+            return self.tls.certificate.name if self.tls.is_on else ""
+        except ValueError as error:
+            raise OSError(str(error)) from None
+
     def _start_ucx(self) -> bytes:
         if "ucx" not in self.config.allowed_transports:
+            return b""
+        if self.tls.is_on and self.config.allowed_transports != ("ucx",):
+            self.ucx = "UCX does not encrypt, and this process uses TLS: transports='ucx', alone, takes it all the same"
             return b""
         from monarch_async.bulk.ucx import open_worker
 
@@ -161,7 +178,7 @@ class DataPlane:
         async def serve() -> None:
             for url, sock in sockets:
                 await self._serving.enter_async_context(
-                    listening(url, key, lambda info: b"", server.take, _log_refusal, sock=sock)
+                    listening(url, key, lambda info: b"", server.take, _log_refusal, self.tls, sock)
                 )
 
         self._started = asyncio.get_running_loop().create_task(serve())

@@ -30,6 +30,7 @@ from monarch_async.errors import (
     TransferError,
 )
 from monarch_async.transport.dial import dial
+from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
 from monarch_async.wire.auth import NOT_A_PEER, SPEAKS_TLS, WRONG_TOKEN
 from monarch_async.wire.chunk import ANSWER, ASK, CANCEL, FAILED, MAX_CHUNK, Header
@@ -41,8 +42,9 @@ MAX_OPEN = 1024
 class BulkLink:
     """The way to one peer's `bulk_server.BulkServer`. Used on one loop."""
 
-    def __init__(self, endpoint: Endpoint, config: Config, url: Url) -> None:
-        """Dial ``url`` when first used."""
+    def __init__(self, endpoint: Endpoint, config: Config, url: Url, tls: Tls | None = None) -> None:
+        """Dial ``url`` when first used; with ``tls``, by the settings where that is not given."""
+        self._tls = tls or Tls(config)
         self.name = endpoint.name
         self.max_body = config.max_frame
         self.connection: BulkConnection | None = None
@@ -104,8 +106,11 @@ class BulkLink:
                 await asyncio.sleep(self._pause)
             try:
                 async with asyncio.timeout(self._config.bulk_retries):
-                    wire, agreed = await dial(self._url, self._endpoint.key, info)
+                    self._tls.check(self._url)
+                    wire, agreed = await dial(self._url, self._endpoint.key, info, self._tls, self._endpoint.tls)
                 break
+            except ValueError as error:
+                raise TransferBroken(self.name, f"its process cannot be reached: {error}") from None
             except (LinkBroken, HandshakeRefused, TimeoutError) as error:
                 pause = self._redial.failed(_kind(error), loop.time())
                 if pause is None:
@@ -195,10 +200,10 @@ class StreamTransport:
 
     name = "tcp"
 
-    def __init__(self, endpoint: Endpoint, config: Config) -> None:
-        """Dial ``endpoint.tcp`` when first used."""
+    def __init__(self, endpoint: Endpoint, config: Config, tls: Tls | None = None) -> None:
+        """Dial ``endpoint.url`` when first used."""
         self._config = config
-        self._link = BulkLink(endpoint, config, Url.parse(f"tcp://{endpoint.tcp}"))
+        self._link = BulkLink(endpoint, config, endpoint.url, tls)
         self._slots = asyncio.Semaphore(MAX_OPEN)
 
     async def read(

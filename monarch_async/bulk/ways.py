@@ -78,16 +78,20 @@ class Ways:
 
     def _open_stream(self, endpoint: Endpoint) -> tuple[Transport | None, str]:
         if not endpoint.tcp:
-            return None, "it does not listen on TCP"
-        if Url.parse(f"tcp://{endpoint.tcp}").is_local_only and endpoint.machine != this_machine():
+            return None, "it does not listen on TCP, or has TLS but no certificate (tls_cert) to listen with"
+        if endpoint.url.is_local_only and endpoint.machine != this_machine():
             return None, f"it listens on {endpoint.tcp} only, and is on another machine"
-        return StreamTransport(endpoint, self._plane.config), ""
+        if self._plane.tls.is_on and not endpoint.tls:
+            return None, "it does not encrypt, and this process uses TLS: start its agent with --tls-cert"
+        return StreamTransport(endpoint, self._plane.config, self._plane.tls), ""
 
     def _link(self, endpoint: Endpoint) -> BulkLink:
         """Return the connection on which a process is asked for what its transports need of it."""
         link = self._links.get(endpoint)
         if link is None:
-            link = self._links[endpoint] = BulkLink(endpoint, self._plane.config, _link_url(endpoint))
+            link = self._links[endpoint] = BulkLink(
+                endpoint, self._plane.config, _link_url(endpoint), self._plane.tls
+            )
         return link
 
     async def close(self, transport: Transport, endpoint: Endpoint) -> None:
@@ -107,7 +111,7 @@ class Ways:
 def _link_url(endpoint: Endpoint) -> Url:
     is_here = endpoint.network == this_network()
     if endpoint.tcp and not (is_here and endpoint.local):
-        return Url.parse(f"tcp://{endpoint.tcp}")
+        return endpoint.url
     return Url.abstract(endpoint.local or "nowhere")  # a silent one is not asked for anything
 
 

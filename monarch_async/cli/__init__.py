@@ -22,4 +22,5 @@ Reading order
 - ``main.py``    the arguments, and which command runs; ``demo`` is ``examples/async_rl.py``
 - ``agent.py``   `monarch-async agent`
 - ``status.py``  `monarch-async status`
+- ``tls_arguments.py``  what both take for TLS
 """

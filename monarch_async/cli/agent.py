@@ -6,6 +6,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from monarch_async.cli.tls_arguments import add_tls_arguments, config_of
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, take_token
 from monarch_async.errors import Error
@@ -26,8 +27,14 @@ variable {TOKEN_VARIABLE}. To make one:
 
     (umask 077; openssl rand -hex 32 > cluster.token)
 
-Connections are authenticated, not encrypted: across a network that is not
-trusted, tunnel them.
+Connections are authenticated; on tls:// they are encrypted as well, with a
+certificate of this host (its subjectAltName names the host as others dial it):
+
+    monarch-async agent --listen tls://host-07:7700 \\
+        --tls-cert host-07.pem --tls-key host-07.key --tls-ca ca.pem
+
+Tensors then go by TLS too, between all machines. Renewed files are taken up
+with the next connection.
 """
 
 
@@ -40,8 +47,8 @@ def add_command(commands: "_SubParsersAction[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--listen", default="tcp://127.0.0.1:0", metavar="URL",
-        help="tcp://host:port (port 0: any free one) or unix:///absolute/path (%(default)s)",
+        "--listen", metavar="URL",
+        help="tls://host:port, tcp://host:port (port 0: any free one) or unix:///absolute/path (one on 127.0.0.1)",
     )  # fmt: skip
     parser.add_argument(
         "--token-file", metavar="FILE", help=f"holds the cluster token (by default {TOKEN_VARIABLE} does)"
@@ -50,6 +57,7 @@ def add_command(commands: "_SubParsersAction[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--preload", nargs="+", default=[], metavar="MODULE", help="import these once, before procs are forked: torch"
     )
+    add_tls_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -57,14 +65,15 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
     name = options.name or socket.gethostname()
     try:
-        url = Url.parse(options.listen)
+        config = config_of(options)
+        url = Url.parse(options.listen or Url.inet("127.0.0.1", 0, bool(config.tls_cert)).text)
         token = _token(url, options.token_file)
     except ValueError as error:
         return _complain(error)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run_loop(serve_agent(url.text, token, name, options.preload))
-    except Error as error:
+        run_loop(serve_agent(url.text, token, name, options.preload, config=config))
+    except (Error, ValueError) as error:
         return _complain(error)
     except OSError as error:
         return _complain(f"cannot listen on {url.text}: {error.strerror or error}")

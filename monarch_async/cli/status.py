@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_async.cli.tls_arguments import add_tls_arguments, config_of
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, Host, Requests
@@ -35,10 +36,11 @@ Target = tuple[Url, bytes]  # an agent's address, and the token for it
 def add_command(commands: "_SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser("status", help="show what hosts are doing", description=_DESCRIPTION)
-    parser.add_argument("url", nargs="*", metavar="URL", help="of an agent: tcp://host:port or unix:///absolute/path")
+    parser.add_argument("url", nargs="*", metavar="URL", help="of an agent: tls://host:port, tcp://host:port or unix:///path")
     parser.add_argument(
         "--token-file", metavar="FILE", help=f"holds the cluster token (by default {TOKEN_VARIABLE} does)"
     )
+    add_tls_arguments(parser)
     parser.add_argument("--watch", action="store_true", help="go on showing it, every second, until Ctrl-C")
     parser.set_defaults(run=run)
 
@@ -47,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
     """Show the table; return the exit status."""
     try:
         targets = named_targets(options.url, options.token_file) if options.url else local_targets()
-        run_loop(show(targets, options.watch, may_miss=not options.url))  # a program may just be ending
+        may_miss = not options.url  # a program may just be ending
+        run_loop(show(targets, options.watch, config_of(options), may_miss))
     except (Error, ValueError) as error:
         print(f"monarch-async status: {error}", file=sys.stderr)
         return 1
@@ -77,7 +80,7 @@ def local_targets() -> list[Target]:
     return found
 
 
-async def show(targets: Sequence[Target], is_watching: bool, may_miss: bool = False) -> None:
+async def show(targets: Sequence[Target], is_watching: bool, config: Config, may_miss: bool = False) -> None:
     """Print the status of these agents, once or again and again.
 
     Raises Error where one cannot be reached; with ``may_miss`` only where none can.
@@ -86,7 +89,7 @@ async def show(targets: Sequence[Target], is_watching: bool, may_miss: bool = Fa
     from rich.live import Live
 
     console = Console()
-    async with observing(targets, may_miss) as (requests, hosts):
+    async with observing(targets, config, may_miss) as (requests, hosts):
         if not is_watching:
             console.print(await _fetch(requests, hosts))
             return
@@ -105,12 +108,14 @@ async def _fetch(requests: Requests, hosts: Sequence[int]) -> Status:
 
 
 @asynccontextmanager
-async def observing(targets: Sequence[Target], may_miss: bool) -> AsyncIterator[tuple[Requests, list[int]]]:
+async def observing(
+    targets: Sequence[Target], config: Config, may_miss: bool
+) -> AsyncIterator[tuple[Requests, list[int]]]:
     """Join these agents as an observer: one that owns nothing there. Yields what asks them, and their host ids.
 
     Raises as `show`.
     """
-    observer = Controller(Config.from_env(), "status", role="observer")
+    observer = Controller(config, "status", role="observer")
     try:
         joined = await asyncio.gather(*[_join(observer, url, token) for url, token in targets])
         hosts = [host.id for host in joined if isinstance(host, Host)]

@@ -16,27 +16,40 @@ from monarch_async.config import Config
 from monarch_async.control.host_agent import HostAgent
 from monarch_async.control.kernel import raise_open_files
 from monarch_async.transport.dial import listening
+from monarch_async.transport.tls import warning_of_end
 from monarch_async.transport.url import Url
 
 
 async def serve_agent(
-    url: str, token: bytes, name: str, preload: Sequence[str] = (), lifeline: socket.socket | None = None
+    url: str,
+    token: bytes,
+    name: str,
+    preload: Sequence[str] = (),
+    lifeline: socket.socket | None = None,
+    config: Config | None = None,
 ) -> None:
-    """Run an agent until its lifeline closes or a signal asks it to end.
+    """Run an agent until its lifeline closes or a signal asks it to end. ``config``: by default from the environment.
 
-    Raises ValueError for a bad address, OSError where it cannot listen, SpawnFailed where a preload fails.
+    Raises ValueError for a bad address, or where TLS cannot be set up for it, OSError where it cannot listen,
+    SpawnFailed where a preload fails.
     """
+    config = config or Config.from_env()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     signals = (signal.SIGTERM,) if lifeline is not None else (signal.SIGTERM, signal.SIGINT)
     for signo in signals:
         loop.add_signal_handler(signo, ended.set)
     open_files = raise_open_files()  # three per worker are ours, and one per shared object
-    agent = HostAgent(name, token, Config.from_env(), is_lifelined=lifeline is not None)
+    agent = HostAgent(name, token, config, is_lifelined=lifeline is not None)
     agent.workers.open_files = open_files  # workers get the limit that was
     guests = agent.guests
     try:
-        async with listening(Url.parse(url), token, guests.admit, guests.agreed, guests.refused) as real:
+        listen = Url.parse(url)
+        agent.tls.check(listen)
+        async with (
+            listening(listen, token, guests.admit, guests.agreed, guests.refused, agent.tls) as real,
+            warning_of_end(agent.tls),
+        ):
             agent.url = real.text
             await agent.workers.nursery.start_zygote(tuple(preload))
             ready = {"url": real.text, "host": agent.host, "name": name, "pid": os.getpid()}

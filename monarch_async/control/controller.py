@@ -7,6 +7,7 @@ agent, hands out proc ids, and passes on deaths, failures and log lines.
 import asyncio
 import itertools
 import os
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from monarch_async.runtime.router import Router
 from monarch_async.scheduler.resources import Resources
 from monarch_async.transport.connection import Connection
 from monarch_async.transport.session import Session
+from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, MSGPACK, REPLY, pack_frame
 
@@ -96,12 +98,16 @@ def read_answer(data: bytes) -> Any:
 class Controller:
     """A client's connection to its cluster. One per program; meshes find its router by `active_router`."""
 
-    def __init__(self, config: Config, name: str, role: str = "client") -> None:
-        """Belong to the running loop. ``role`` is client, or observer: one that only looks."""
+    def __init__(self, config: Config, name: str, role: str = "client", tls: ssl.SSLContext | None = None) -> None:
+        """Belong to the running loop. ``role`` is client, or observer: one that only looks.
+
+        ``tls`` dials ``tls://`` addresses, instead of what ``config`` says.
+        """
         self.config, self.name, self.role = config, name, role
         self._loop = asyncio.get_running_loop()
         self.address = address(random_id32(), 1)
         self.router = Router(self.address, config, name)
+        self.tls = self.router.plane.tls = Tls(config, tls)
         self.requests = Requests(self.router)
         self.hosts: dict[int, Host] = {}
         self._sessions: dict[int, Session] = {}
@@ -124,7 +130,9 @@ class Controller:
     async def join(self, url: str, token: bytes) -> Host:
         """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError."""
         info = {"role": self.role, "address": self.address, "name": self.name}
-        session = Session(self.router, Url.parse(url), token, info, self.config, self._lost)
+        parsed = Url.parse(url)
+        self.tls.check(parsed)
+        session = Session(self.router, parsed, token, info, self.config, self._lost, self.tls)
         try:
             await session.open()
         except BaseException:

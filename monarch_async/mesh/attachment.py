@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Coroutine, Sequence
@@ -39,9 +40,9 @@ _is_running = False
 class Attachment:
     """An ``async with`` block that yields a `HostMesh` and ends all that was started in it: `local_hosts`, `attach`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tls: ssl.SSLContext | None = None) -> None:
         """Nothing happens before the block is entered."""
-        self._config = config
+        self._config, self._tls = config, tls
         self._scope = Scope()
         self._program: Program | None = None
 
@@ -51,7 +52,7 @@ class Attachment:
         if _is_running:
             raise Closed("a second `async with ma.local_hosts()` in one program", "use the hosts of the first")
         _is_running = True
-        controller = Controller(self._config, default_name())
+        controller = Controller(self._config, default_name(), tls=self._tls)
         self._program = Program(controller, self._scope)
         try:
             hosts = await self._find_hosts(controller)
@@ -206,9 +207,9 @@ async def _watch(agent: LocalAgent, host: Host, controller: Controller) -> None:
 class AttachedHosts(Attachment):
     """See `attach`."""
 
-    def __init__(self, urls: Sequence[str], token: bytes, config: Config) -> None:
+    def __init__(self, urls: Sequence[str], token: bytes, config: Config, tls: ssl.SSLContext | None) -> None:
         """The agents' addresses."""
-        super().__init__(config)
+        super().__init__(config, tls)
         self._urls, self._token = urls, token
 
     async def _find_hosts(self, controller: Controller) -> list[Host]:
@@ -232,23 +233,33 @@ def local_hosts(n: int = 1, *, config: Config | None = None) -> LocalHosts:
 
 
 def attach(
-    *urls: str, token_file: str | None = None, token: str | None = None, config: Config | None = None
+    *urls: str,
+    token_file: str | None = None,
+    token: str | None = None,
+    config: Config | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AttachedHosts:
     """Return an ``async with`` block that joins running agents (``monarch-async agent``) and yields their `HostMesh`.
 
     Args:
-        urls: ``tcp://host:port`` or ``unix:///path`` of each agent; they become the axis ``hosts`` in this order.
+        urls: ``tls://host:port``, ``tcp://host:port`` or ``unix:///path`` of each agent; they become the axis ``hosts``
+            in this order.
         token_file: file of mode 0600 with the cluster token; by default the variable ``MONARCH_ASYNC_TOKEN``.
         token: the token itself.
-        config: settings; by default from the environment.
+        config: settings; by default from the environment. For ``tls://`` addresses: ``tls_ca`` says by which CAs the
+            agents' certificates are signed (by default one of the system's); with ``tls_cert`` and ``tls_key`` this
+            program shows one too, and agents read large arguments straight from its memory, by TLS. Without, those
+            go in pieces through the connection to the agent.
+        tls: a client's context that says all of that instead.
 
-    Raises ValueError for bad or missing arguments; on entering, LinkBroken where nobody listens and HandshakeRefused
-    where the token or version is wrong. Leaving the block ends what was started in it; the agents stay.
+    Raises ValueError for bad or missing arguments, and for ``tcp://`` where settings ask for TLS; on entering,
+    LinkBroken where nobody listens and HandshakeRefused where the token, the version or a certificate is wrong. Leaving
+    the block ends what was started in it; the agents stay.
     """
     if not urls:
         raise ValueError("attach() needs at least one address: attach('tcp://host:port', ...)")
     secret = token.encode() if token is not None else read_token(token_file)
-    return AttachedHosts(urls, secret, config or Config.from_env())
+    return AttachedHosts(urls, secret, config or Config.from_env(), tls)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -167,7 +167,8 @@ class Outgoing:
         if not self._may_offer:
             return None
         if not self.is_near(host):
-            return None if self._is_refused(_FAR, host) else self._describe(parcel, True, fellows)
+            may_describe = self._plane.can_listen and not self._is_refused(_FAR, host)
+            return self._describe(parcel, True, fellows) if may_describe else None
         if parcel.segment is not None and not self._is_refused(SEGMENT, host):
             return [SEGMENT, parcel.segment.token]
         if self._is_refused(REGION, host):  # not with no help from here; perhaps by some

@@ -81,15 +81,15 @@ class FaultProxy:
     """
 
     def __init__(self, target: str, *, frame_length: FrameLength | None = None, skip: int | Skip = 0) -> None:
-        """Take the listener's address, ``tcp://host:port`` or ``unix:///path``.
+        """Take the listener's address: ``tcp://host:port``, ``tls://host:port`` (passed on as it is) or ``unix:///path``.
 
         ``frame_length(buffer, offset)`` returns the whole length of the frame that starts at ``offset``, or
         None while too little of it is there to say. ``skip`` says how many bytes each end sends before its
         first frame: a number, or a function of what that end has sent so far, which returns None while it
         cannot say; what has arrived by then is taken for handshake and passed on.
         """
-        if urlsplit(target).scheme not in ("tcp", "unix"):
-            raise ValueError(f"cannot proxy {target!r}: expected tcp://host:port or unix:///path")
+        if urlsplit(target).scheme not in ("tcp", "tls", "unix"):
+            raise ValueError(f"cannot proxy {target!r}: expected tcp://host:port, tls://host:port or unix:///path")
         self.url = ""  #: where to dial, once entered; same scheme as the target
         self.frames: dict[Direction, int] = {"to_listener": 0, "to_dialer": 0}  #: how many have passed
         self.connections = 0  #: how many were accepted
@@ -114,7 +114,7 @@ class FaultProxy:
                 self.url = f"unix://{folder}/socket"
             else:
                 server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-                self.url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                self.url = f"{urlsplit(self._target).scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             stack.push_async_callback(server.wait_closed)
             stack.push_async_callback(self._end_tasks)
             stack.callback(server.close)

@@ -33,7 +33,7 @@ class _Shaking(asyncio.Protocol):
         self,
         end: Dialer | Listener | TurnedAway,
         on_agreed: Callable[[asyncio.Transport, Agreed], None] | None = None,
-        explain: Callable[[Exception], HandshakeRefused] | None = None,
+        explain: Callable[[Exception | None], HandshakeRefused] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = end
@@ -74,7 +74,7 @@ class _Shaking(asyncio.Protocol):
                 self._on_agreed(self.wire, agreed)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and self._explain is not None:
+        if self._explain is not None:
             self._fail(self._explain(exc))
         else:
             why = f"connection closed during the handshake{f' ({exc})' if exc else ''}"
@@ -131,7 +131,7 @@ async def _dial_tls(url: Url, end: Dialer, tls: Tls, server_name: str) -> _Shaki
     """Set up TLS. Raises LinkBroken, HandshakeRefused, and ValueError where a file of ours is not what it should be."""
     tls.reread()
 
-    def explain(error: Exception) -> HandshakeRefused:
+    def explain(error: Exception | None) -> HandshakeRefused:
         return tls.refusal(error, url.text, server_name)
 
     try:
@@ -142,10 +142,12 @@ async def _dial_tls(url: Url, end: Dialer, tls: Tls, server_name: str) -> _Shaki
             )  # fmt: skip
     except TimeoutError:
         raise _no_answer(url) from None
-    except ssl.SSLError as error:
+    except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
         raise explain(error) from error
     except OSError as error:
         raise LinkBroken(url.text, f"cannot connect: {error.strerror or error}") from error
+    if shaking.wire is not None:
+        tls.look_at(url.text, shaking.wire.get_extra_info("peercert"))
     return shaking
 
 

@@ -11,11 +11,13 @@ T2. A certificate that others would refuse is refused here, at the start: each p
 T3. Renewed files are taken up with the next connection, with no restart. Bad ones are not: the old certificate stays.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
 import ssl
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +30,8 @@ log = logging.getLogger("monarch_async.tls")
 
 #: A certificate that ends sooner is warned of, where it is loaded, and by agents every day.
 NEAR_END = 14 * 86400.0
+
+_DAY = 86400.0
 
 #: `ssl.SSLCertVerificationError.verify_code`, as OpenSSL numbers them.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_IP = 9, 10, 62, 64
@@ -53,6 +57,7 @@ class Tls:
         """Nothing is read yet."""
         self._cert, self._key, self._ca = config.tls_cert, config.tls_key or config.tls_cert, config.tls_ca
         self._given = given
+        self._warned: set[str] = set()
         self._read_at: tuple[float, ...] = ()  # when the files were changed that are in use
         #: Whether TCP must be encrypted: by settings, or as a ``tls://`` address was dialled.
         self.is_on = bool(given or config.tls_cert or config.tls_ca)
@@ -118,12 +123,21 @@ class Tls:
         self.warn_of_end()
 
     def warn_of_end(self) -> None:
-        """Log that the certificate ends soon, if it does."""
-        left = self.certificate.ends_at - time.time()
-        if left < NEAR_END:
-            when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.certificate.ends_at))
-            what = "has ended on" if left <= 0 else f"ends in {left / 86400:.1f} days, on"
-            log.warning("the TLS certificate %s %s %s: renew the file, it is taken up at once", self._cert, what, when)
+        """Log that the certificate ends soon, if one is in use and it does."""
+        if "certificate" not in vars(self):
+            return
+        ends_at = self.certificate.ends_at
+        if ends_at - time.time() < NEAR_END:
+            log.warning("the TLS certificate %s %s: renew the file, it is taken up at once", self._cert, _ends(ends_at))
+
+    def look_at(self, peer: str, certificate: dict[str, Any] | None) -> None:
+        """Log, once, that the certificate that ``peer`` has shown ends soon."""
+        if not certificate or peer in self._warned:
+            return
+        ends_at = ssl.cert_time_to_seconds(certificate["notAfter"])
+        if ends_at - time.time() < NEAR_END:
+            self._warned.add(peer)
+            log.warning("the TLS certificate of %s %s: renew the file there", peer, _ends(ends_at))
 
     def _changed_at(self) -> tuple[float, ...]:
         with contextlib.suppress(OSError):  # in the middle of a renewal
@@ -188,7 +202,7 @@ class Tls:
 
     # -- what went wrong -------------------------------------------------------------------------------------------
 
-    def refusal(self, error: Exception, peer: str, name: str = "") -> HandshakeRefused:
+    def refusal(self, error: Exception | None, peer: str, name: str = "") -> HandshakeRefused:
         """Return what a failed TLS handshake with ``peer`` means, and what to do. ``name``: what it was dialled by."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return HandshakeRefused(self._complaint(error, f"the certificate of {peer}", name))
@@ -202,7 +216,10 @@ class Tls:
             said = reason.split("ALERT_", 1)[-1].replace("_", " ").lower()
             what = f"{peer} does not accept {ours} ({said}): it must be signed by what the other end's tls_ca holds"
             return HandshakeRefused(what, "remote")
-        return HandshakeRefused(f"no TLS with {peer}: {_reason(error)}; the log of the other end may say why", "remote")
+        if error is None or isinstance(error, ConnectionError):  # the loops do not send the reason before they close
+            ours = f"perhaps it does not accept our certificate {self._cert}; " if self.has_certificate else ""
+            return HandshakeRefused(f"{peer} closed the connection ({ours}its log says why)", "remote")
+        return HandshakeRefused(f"no TLS with {peer}: {_reason(error)}", "remote")
 
     def _complaint(self, error: ssl.SSLError, what: str, name: str = "") -> str:
         trusted = f"tls_ca={self._ca}" if self._ca else "the CAs of this system (tls_ca is not set)"
@@ -222,6 +239,24 @@ class Tls:
                 return f"{what} may not be used so: its extendedKeyUsage must allow serverAuth and clientAuth"
             case _:
                 return f"{what} does not verify against {trusted}: {error.verify_message}"
+
+
+@contextlib.asynccontextmanager
+async def warning_of_end(tls: Tls) -> AsyncIterator[None]:
+    """Look every day, while the block runs, whether a certificate that is in use ends soon or has been renewed."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(_DAY, look)
+        tls.reread()
+        tls.warn_of_end()
+
+    timer = loop.call_later(_DAY, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _shake_own_hands(listening: ssl.SSLContext, dialling: ssl.SSLContext) -> dict[str, Any]:
@@ -247,6 +282,12 @@ def _no_password(key: str) -> Any:
 
 def _reason(error: Exception) -> str:
     return (getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)).replace("_", " ").lower()
+
+
+def _ends(ends_at: float) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_at))
+    left = ends_at - time.time()
+    return f"has ended on {when}" if left <= 0 else f"ends in {left / _DAY:.1f} days, on {when}"
 
 
 def _other_scheme(text: str) -> str:

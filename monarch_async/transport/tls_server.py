@@ -7,8 +7,7 @@ accepting is done here, not by the loop's own servers.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from monarch_async.errors import HandshakeRefused
 from monarch_async.transport.tls import Tls
@@ -17,6 +16,9 @@ log = logging.getLogger("monarch_async.tls")
 
 #: With which each TLS connection begins: a record of the kind "handshake".
 TLS_RECORD = b"\x16"
+
+#: Connections taken before others on the loop have their turn.
+_AT_ONCE = 64
 
 #: How long nothing is accepted after the process has run out of descriptors.
 _PAUSE = 0.5
@@ -55,41 +57,35 @@ class TlsServer:
         tls.listening  # noqa: B018  now, not with the first connection
         sock.setblocking(False)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._start(self._accept())
+        self._waiting: set[socket.socket] = set()  # accepted, and no loop's yet
+        self._pausing: asyncio.TimerHandle | None = None
+        self._loop.add_reader(sock.fileno(), self._accept)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self) -> None:
-        while True:
+    def _accept(self) -> None:
+        """Take what waits, a few at a time."""
+        for _ in range(_AT_ONCE):
             try:
-                sock, who = await self._loop.sock_accept(self._sock)
-            except ConnectionError:  # it went while it was waiting
-                continue
+                sock, who = self._sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
             except OSError as error:
                 log.error("cannot take connections for %g s: %s", _PAUSE, error)
-                await asyncio.sleep(_PAUSE)
-                continue
+                self._loop.remove_reader(self._sock.fileno())
+                self._pausing = self._loop.call_later(
+                    _PAUSE, self._loop.add_reader, self._sock.fileno(), self._accept
+                )
+                return
+            sock.setblocking(False)
+            self._waiting.add(sock)
             self._tls.reread()
-            self._start(self._take(sock, f"{who[0]}:{who[1]}"))
+            task = self._loop.create_task(self._take(sock, f"{who[0]}:{who[1]}"))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _take(self, sock: socket.socket, who: str) -> None:
-        is_taken = False
         try:
             async with asyncio.timeout(self._patience):
-                await self._readable(sock)
-                first = sock.recv(1, socket.MSG_PEEK)
-                if not first:
-                    raise HandshakeRefused("connection closed before its first byte", "remote")
-                is_taken = True
-                if first == TLS_RECORD:
-                    await self._loop.connect_accepted_socket(
-                        self._welcome, sock, ssl=self._tls.listening, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
-                    )
-                else:
-                    await self._loop.connect_accepted_socket(self._turn_away, sock)
+                await self._set_up(sock)
         except TimeoutError:
             self._on_refused(who, HandshakeRefused(f"no TLS within {self._patience:g} s", "remote"))
         except HandshakeRefused as error:
@@ -97,8 +93,22 @@ class TlsServer:
         except OSError as error:
             self._on_refused(who, self._tls.refusal(error, who))
         finally:
-            if not is_taken:
+            if sock in self._waiting:
+                self._waiting.remove(sock)
                 sock.close()
+
+    async def _set_up(self, sock: socket.socket) -> None:
+        await self._readable(sock)
+        first = sock.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise HandshakeRefused("connection closed before its first byte", "remote")
+        self._waiting.remove(sock)
+        if first == TLS_RECORD:
+            await self._loop.connect_accepted_socket(
+                self._welcome, sock, ssl=self._tls.listening, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
+            )
+        else:
+            await self._loop.connect_accepted_socket(self._turn_away, sock)
 
     async def _readable(self, sock: socket.socket) -> None:
         ready = self._loop.create_future()
@@ -110,9 +120,16 @@ class TlsServer:
 
     async def aclose(self) -> None:
         """Take no more, and end what is not set up yet. Twice is fine."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+        if self._pausing is not None:
+            self._pausing.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for sock in self._waiting:  # of tasks that never began
+            sock.close()
+        self._waiting.clear()
         self._sock.close()

@@ -6,11 +6,14 @@ The plain asyncio loop is here because frames are joined there before they are w
 import asyncio
 import random
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from certificates import Authority
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +21,9 @@ from monarch_async.errors import BadFrame, FrameTooLarge, WireError
 from monarch_async.testing import SimLoop
 from monarch_async.transport import inproc
 from monarch_async.transport.connection import Connection
+from monarch_async.transport.dial import dial, listening
+from monarch_async.transport.tls import Tls
+from monarch_async.transport.url import Url
 from monarch_async.wire.frame import ACK, CALL, HEADER, HEADER_SIZE, PIECEWISE, PING, pack_frame
 from monarch_async.wire.link import Link
 
@@ -137,11 +143,37 @@ async def over_tcp() -> tuple[asyncio.Transport, asyncio.Transport]:
     return one, other
 
 
+class OverTls:
+    """TCP with TLS, set up as `dial` and `listening` do."""
+
+    def __init__(self) -> None:
+        self._tls: Tls | None = None
+
+    async def __call__(self) -> tuple[asyncio.Transport, asyncio.Transport]:
+        if self._tls is None:
+            with tempfile.TemporaryDirectory() as folder:  # the first has read the files
+                self._tls = Tls(Authority(Path(folder)).issue().config())
+                return await self._reach(self._tls)
+        return await self._reach(self._tls)
+
+    async def _reach(self, tls: Tls) -> tuple[asyncio.Transport, asyncio.Transport]:
+        agreed: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+        url = Url.parse("tls://127.0.0.1:0")
+        answer = lambda info: b""  # noqa: E731
+        async with listening(url, b"token", answer, lambda wire, _: agreed.set_result(wire), print, tls) as real:
+            one, _ = await dial(real, b"token", b"", tls)
+            return one, await agreed
+
+
+over_tls = OverTls()
+
 CARRIERS: dict[str, tuple[Reach, Callable[[], asyncio.AbstractEventLoop]]] = {
     "inproc": (in_process, SimLoop),
     "unix": (over_unix, uvloop.new_event_loop),
     "tcp": (over_tcp, uvloop.new_event_loop),
     "tcp on asyncio's loop": (over_tcp, asyncio.SelectorEventLoop),
+    "tls": (over_tls, uvloop.new_event_loop),
+    "tls on asyncio's loop": (over_tls, asyncio.SelectorEventLoop),
 }
 
 
