@@ -27,6 +27,8 @@ Reading order
   ``zygote_process.py``, ``zygote_messages.py``, ``preload.py``, ``kernel.py``
 - ``store.py``, ``store_stock.py``, ``store_room.py``, ``shared_object.py``  a host's store of shared objects, decided;
   ``host_store.py``, ``store_memory.py``, ``store_pull.py``  and done
+- ``coordination.py``, ``coordination_asks.py``, ``permits.py``, ``flag.py``, ``barrier.py``, ``item_queue.py``  locks,
+  queues and the like, decided; ``host_coordination.py``  and done
 - ``uploads.py``  arguments that several procs of a host were sent
 - ``inquiries.py``, ``refusal.py``  what agents ask each other; how they say no
 - ``controller.py``  the client's side

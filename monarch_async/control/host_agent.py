@@ -10,6 +10,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
     store [operation, id, ...]         shared objects: see `host_store`
+    sync [operation, ...]              locks, queues and the like: see `host_coordination`
     upload [name, sizes, region, n]    a payload for n procs here, fetched once; answered with a segment: see `uploads`
     uploaded [name]                    the asker looks at it no longer; not answered
     reserve, free, lend, port          what placements hold here: see `reservations`
@@ -34,6 +35,7 @@ from monarch_async.bulk.endpoint import cluster_id
 from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.control.guests import Guest, Guests
+from monarch_async.control.host_coordination import HostCoordination
 from monarch_async.control.host_store import HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
@@ -90,11 +92,16 @@ class HostAgent:
         self.inquiries = Inquiries(self.address, self._find)
         self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
         self.uploads = Uploads(self.plane)
+        self.coordination = HostCoordination(self.relay, self.workers, self.answer, self.inquiries, self.store)
         self.reservations = Reservations(resources, self.workers, self.answer, self.inquiries.post)
         #: Requests to the agent's parts, by operation: called with (src, call, *arguments). See `answer`.
-        self.operations: dict[str, Callable[..., None]] = {"store": self.store.take, **self.reservations.operations}
+        self.operations: dict[str, Callable[..., None]] = {
+            "store": self.store.take,
+            "sync": self.coordination.take,
+            **self.reservations.operations,
+        }
         #: Told the address of every proc and client that has ended, here and on other hosts, and of lost hosts' agents.
-        self.on_gone: list[Callable[[int], None]] = []
+        self.on_gone: list[Callable[[int], None]] = [self.coordination.gone]
         self.workers.on_gone = self._worker_gone
         self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
 
@@ -329,6 +336,7 @@ class HostAgent:
         await self.workers.aclose()
         await self._peers.aclose()
         self.guests.close()
+        await self.coordination.aclose()
         await self.store.aclose()
         self.uploads.close()
         await self.plane.aclose()

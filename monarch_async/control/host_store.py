@@ -25,7 +25,6 @@ true), a region of the agent's data plane. Agents ask each other for the same, a
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
@@ -55,7 +54,7 @@ from monarch_async.control.shared_object import (
     Unlink,
 )
 from monarch_async.control.store import Store
-from monarch_async.control.store_memory import Memory, StoreMemory, costs
+from monarch_async.control.store_memory import Memory, StoreMemory, costs, memory_of_this_machine
 from monarch_async.control.store_pull import PullFrom, wait_arrived
 from monarch_async.control.store_stock import name_of
 from monarch_async.errors import Error, ObjectLost, TransferError
@@ -160,6 +159,17 @@ class HostStore:
         if memory is None:
             raise ObjectLost(name_of(id), "this host has no copy any more")
         return await wait_arrived(memory, start)
+
+    def hold(self, id: bytes, home: int, nbytes: int) -> "asyncio.Future[None]":
+        """Hold an object for this host itself, until `drop`; done when its home knows. It raises TransferError."""
+        self._last_call = call = self._last_call + 1
+        self._own_asks[call] = held = self._loop.create_future()
+        self._do(self._store.hold(Ask(Kind.HOLD, self.own, call), id, home, _checked(nbytes)))
+        return held
+
+    def drop(self, id: bytes) -> None:
+        """Undo one `hold`."""
+        self._do(self._store.drop(self.own, id))
 
     # -- who is gone -----------------------------------------------------------------------------------------------
 
@@ -382,14 +392,3 @@ def _checked(nbytes: Any) -> int:
     if not isinstance(nbytes, int) or nbytes < 1:
         raise ValueError(f"an object of {nbytes!r} bytes")
     return nbytes
-
-
-def memory_of_this_machine() -> int:
-    """Return how many bytes of memory the processes here may use: what the machine has, or what their group may."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limit = file.read().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total

@@ -230,3 +230,13 @@ def _read(file: BinaryIO, view: memoryview) -> None:
         if not count:
             raise OSError(f"its file on disk ends after {offset} of {len(view)} bytes")
         offset += count
+
+def memory_of_this_machine() -> int:
+    """Return how many bytes of memory the processes here may use: what the machine has, or what their group may."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
