@@ -18,7 +18,7 @@ from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, Host, default_name
 from monarch_async.errors import Closed, ExtentError, SpawnFailed
-from monarch_async.ids import address
+from monarch_async.ids import AGENT, address
 from monarch_async.mesh.domain import activate_domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_recipe import client_path, default_preload
@@ -56,7 +56,7 @@ class Attachment:
         self._program = Program(controller, self._scope)
         try:
             hosts = await self._find_hosts(controller)
-            self._program.hosts = hosts
+            self._program.hosts, self._program.home = hosts, address(hosts[0].id, AGENT)
             activate_domain(self._program)
             if len(hosts) > 1:
                 await controller.introduce()

@@ -67,6 +67,7 @@ class Domain:
         """``hosts``: those this process can spawn procs on."""
         self.router, self.hosts = router, hosts
         self.root = router.address  #: the client at the root of the tree of who spawned whom
+        self.home = 0  #: the agent of that client's first host, lost or not: where what has a name is found
         self.requests = Requests(router)
         self.proc_ids = ProcIds()
         self.allocations: dict[int, Allocation] = {}  #: by proc address

@@ -35,6 +35,7 @@ _AT_ONCE = 256 << 10
 #: Bytes of a larger one that are copied before others have their turn on the plane's thread.
 _SLICE = 8 << 20
 
+Loads = Callable[[memoryview, list[memoryview]], object]
 #: Where an object's memory is: of this machine, or behind the data plane.
 Grant = Token | RemoteRegion
 
@@ -283,8 +284,8 @@ class Holdings:
 
     # -- getting (H2, H3) ------------------------------------------------------------------------------------------
 
-    async def load(self, keeper: Keeper, is_private: bool = True) -> object:
-        """Return an object's value. Raises ObjectLost and StoreFull, and whatever unpickling raises.
+    async def load(self, keeper: Keeper, is_private: bool = True, loads: Loads = loads_shared) -> object:
+        """Return an object's value. Raises ObjectLost and StoreFull, and whatever unpickling (``loads``) raises.
 
         Not ``is_private``: for who only reads; others would see what is written. Its pages need not be mapped one by
         one, as the mapping is kept for the objects to come.
@@ -301,7 +302,7 @@ class Holdings:
             pin = await self._take_pin(keeper)
             memory = await self._map(pin, is_private)
         try:
-            return loads_shared(*cut_object(memory))
+            return loads(*cut_object(memory))
         except Exception as error:
             error.add_note(f"raised while unpickling {keeper.holding.facts}")
             raise

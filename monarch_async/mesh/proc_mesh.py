@@ -63,6 +63,7 @@ class Allocation:
             "entry": "monarch_async.mesh.worker:main",
             "owner_actor": self.owner_actor,
             "root": self.domain.root,
+            "home": self.domain.home,
         }
 
     def _check_ready(self, ready: "asyncio.Task[None]") -> None:

@@ -23,7 +23,7 @@ from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.holdings import Keeper, ObjectFacts
 from monarch_async.mesh.ref_tickets import LEASE, RefTicket
 from monarch_async.wire.object_layout import lay_out
-from monarch_async.wire.payload import dumps
+from monarch_async.wire.payload import Encoded, dumps
 from monarch_async.wire.ticket import collector
 
 T = TypeVar("T")
@@ -151,15 +151,23 @@ async def put(value: T) -> Ref[T]:
     not pickle, and Closed where this program has no hosts.
     """
     domain = active_domain()
+    encoded, inner = dumps_apart(value, domain)
+    keeper = await domain.holdings.put(lay_out(encoded), domain.name_of, inner)
+    return Ref(keeper.holding.facts, domain.router.plane.cluster, keeper)
+
+
+def dumps_apart(value: object, domain: Domain, what: str = "value") -> tuple[Encoded, list[Keeper]]:
+    """Pickle a value that whoever unpickles it need not answer for; return it, and what keeps the objects it refers to.
+
+    Who stores it holds those as long as it does. ``what`` and what is raised are as of `dumps`.
+    """
     inner: list[Ref[Any]] = []
     token = _inner.set(inner)
     try:
-        encoded = dumps(value)
+        encoded = dumps(value, what)
     finally:
         _inner.reset(token)
-    kept = {ref: ref.keep(domain) for ref in inner}
-    keeper = await domain.holdings.put(lay_out(encoded), domain.name_of, list(kept.values()))
-    return Ref(keeper.holding.facts, domain.router.plane.cluster, keeper)
+    return encoded, list({ref: ref.keep(domain) for ref in inner}.values())
 
 
 async def wait(

@@ -32,7 +32,7 @@ class WorkerDomain(Domain):
         """``spec``: what the agent said of this proc."""
         super().__init__(proc.router, [Host(host_of(proc.info.address), proc.info.host, "")])
         self._proc = proc
-        self.root = spec["root"]
+        self.root, self.home = spec["root"], spec["home"]
         proc.on_exit = self._take_exit
         proc.on_failure = self.failed
         proc.release = self._release
