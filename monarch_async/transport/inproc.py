@@ -9,11 +9,13 @@ order, in pieces as `Split` cuts them; the stream can be broken behind an exact 
 - `close` lets what was written arrive, and ends both ends with None. `abort` and `cut` let nothing arrive that has not
   yet; `cut` ends both with ConnectionResetError.
 - A closed end hears nothing more. There is no half-close.
+
+An end whose way is `stall`-ed keeps what it writes, as a kernel does that gets no acknowledgements, and with a ``rate``
+it arrives as fast as that many bytes a second allow.
 """
 
 import asyncio
 import contextvars
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -33,17 +35,20 @@ def connect(
     latency: float = 0.0,
     split: Split = lambda data: [data],
     extra: Mapping[str, object] | None = None,
+    contexts: tuple[contextvars.Context | None, contextvars.Context | None] = (None, None),
 ) -> "tuple[Inproc, Inproc]":
     """Return the transports of two protocols, whose ``connection_made`` has been called.
 
     ``latency`` is in seconds, one way; 0 means in the next turn. ``split`` serves both directions. ``extra`` is what
-    `get_extra_info` knows.
+    `get_extra_info` knows. ``contexts`` are those in which the protocols are called; the present one by default.
     """
     ends = Inproc(first, latency, split, extra), Inproc(second, latency, split, extra)
-    for end, peer in (ends, ends[::-1]):
+    for end, peer, context in zip(ends, ends[::-1], contexts, strict=True):
         end.peer = peer
+        if context is not None:
+            end.context = context.copy()
     for end in ends:
-        end.get_protocol().connection_made(end)
+        end.context.run(end.get_protocol().connection_made, end)
     return ends
 
 
@@ -58,12 +63,15 @@ class Inproc(asyncio.Transport):
         self.peer = self
         self.arrived = 0  #: how many bytes of this end's the other has been handed
         self.context = contextvars.copy_context()  #: in which the protocol is called
+        self.rate: float | None = None  #: bytes a second that get through; what is on its way keeps its time
         self._loop = asyncio.get_running_loop()
         self._protocol, self._latency, self._split = protocol, latency, split
         self._flight: deque[tuple[float, bytes]] = deque()  # (when it arrives, what)
         self._pieces: deque[bytes] = deque()  # what has arrived and is not read
         self._unread = 0  # bytes of both
         self._cut_at: int | None = None
+        self._free_at = 0.0  # when the last byte written so far is through
+        self._is_stalled = False
         self._timer: asyncio.Handle | None = None
         self._low, self._high = _HIGH_WATER // 4, _HIGH_WATER
         self._is_closing = self._is_over = self._is_reading_paused = self._is_writing_paused = False
@@ -125,17 +133,32 @@ class Inproc(asyncio.Transport):
             end._forget()
             end._end(ConnectionResetError("the connection was cut"))
 
+    def stall(self) -> None:
+        """Let nothing arrive at the other end until `go_on`; this end is not told."""
+        self._is_stalled = True
+
+    def go_on(self) -> None:
+        """Let what was held up arrive, and what comes after it."""
+        self._is_stalled = False
+        self._schedule()
+
     # -- delivery --------------------------------------------------------------------------------------------------
 
     def _send(self, data: bytes) -> None:
-        self._flight.append((self._loop.time() + self._latency, data))
+        now = self._loop.time()
+        self._free_at = max(self._free_at, now)
+        if self.rate is not None:
+            self._free_at += len(data) / self.rate
+        self._flight.append((self._free_at + self._latency, data))
         self._schedule()
 
     def _schedule(self) -> None:
         """See to it that what comes next is delivered; a reader that pauses is waited for."""
-        if self._timer is not None or (self._pieces and self.peer._is_reading_paused and not self.peer._is_closing):
+        if self._timer is not None or self._is_stalled:
             return
-        if self._pieces or (self._flight and not self._latency):
+        if self._pieces and self.peer._is_reading_paused and not self.peer._is_closing:
+            return
+        if self._pieces or (self._flight and self._flight[0][0] <= self._loop.time()):
             self._timer = self._loop.call_soon(self._deliver, context=self.peer.context)
         elif self._flight:
             self._timer = self._loop.call_at(self._flight[0][0], self._deliver, context=self.peer.context)
@@ -143,6 +166,8 @@ class Inproc(asyncio.Transport):
     def _deliver(self) -> None:
         """Hand over the next piece; what was written together arrives together."""
         self._timer = None
+        if self._is_stalled:
+            return
         if not self._pieces:
             self._arrive()
         peer = self.peer
@@ -161,7 +186,9 @@ class Inproc(asyncio.Transport):
 
     def _arrive(self) -> None:
         flight, written = self._flight, []
-        due = flight[0][0] if self._latency else math.inf  # in real time a clock may go on within one turn of the loop
+        due = flight[0][0]
+        if not self._latency:
+            due = max(due, self._loop.time())  # in real time a clock may go on within one turn of the loop
         while flight and flight[0][0] <= due and flight[0][1] != _END:
             written.append(flight.popleft()[1])
         if not written:

@@ -1,6 +1,7 @@
 """The stand-in for a socket keeps asyncio's rules: the same probes over it and over real sockets."""
 
 import asyncio
+import contextvars
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -203,5 +204,72 @@ def test_a_protocol_that_raises_loses_its_connection() -> None:
         await one.lost
         await other.lost
         assert [type(error) for error in said] == [ValueError]
+
+    simloop.run(main())
+
+
+def test_a_stalled_way_keeps_what_is_written_and_the_other_goes_on() -> None:
+    async def main() -> None:
+        one, other = Probe(), Probe()
+        a, b = inproc.connect(one, other, latency=0.25)
+        a.write(b"1")
+        await asyncio.sleep(0.1)
+        a.stall()
+        a.write(b"2")
+        b.write(b"z")
+        await asyncio.sleep(1.0)
+        assert (one.data, other.data) == (b"z", b"")
+        a.close()
+        await asyncio.sleep(1.0)
+        assert other.said == ["made"]
+        a.go_on()
+        await other.lost
+        assert other.data == b"12"
+
+    simloop.run(main())
+
+
+def test_a_rate_says_when_the_last_byte_is_there() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        one, other = Probe(), Probe()
+        a, b = inproc.connect(one, other)
+        a.rate = 1000.0
+        a.write(b"x" * 500)
+        a.write(b"y" * 250)
+        await asyncio.sleep(0.49)
+        assert not other.data
+        await asyncio.sleep(0.02)
+        assert other.data == b"x" * 500
+        a.rate = None
+        a.write(b"z")
+        a.close()
+        await other.lost
+        assert other.data.endswith(b"yz") and loop.time() == pytest.approx(0.75)
+        b.close()
+
+    simloop.run(main())
+
+
+def test_protocols_are_called_in_contexts_of_their_own() -> None:
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="")
+    heard: list[str] = []
+
+    class Listener(Probe):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            heard.append(whose.get())
+
+        def data_received(self, data: bytes) -> None:
+            heard.append(whose.get())
+
+    async def main() -> None:
+        context = contextvars.copy_context()
+        context.run(whose.set, "the other")
+        a, _ = inproc.connect(Listener(), other := Listener(), contexts=(None, context))
+        a.write(b"1")
+        a.close()
+        await other.lost
+        assert heard == ["", "the other", "the other"]
 
     simloop.run(main())

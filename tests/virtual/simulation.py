@@ -3,16 +3,21 @@
 Real: client, host agents, procs, actors, sessions, handshakes, links. Three things are not: sockets are `inproc`, so
 that they can be cut at any byte and delivered in any split; a proc is a task instead of a process, with a router of its
 own; clocks are the loop's. What a module keeps for "its process" is found by whose endpoint runs.
+
+Everything that runs belongs to a machine (`machine_of`), by its context: ``client``, ``agent0``, and ``agent0 procs``
+for what agent 0 has started. `Clock.freeze` stops what belongs to one, as SIGSTOP does: its tasks and timers wait, what
+is sent to it waits in the kernel, and when it goes on the time is that of all.
 """
 
 import asyncio
+import heapq
 import os
 import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -49,13 +54,54 @@ CONFIG = Config(
 FOR_EVER = 400.0
 
 _process: ContextVar["SimProc | None"] = ContextVar("process", default=None)
+_machine: ContextVar[str] = ContextVar("machine", default="client")
 
 
-class FifoLoop(SimLoop):
-    """Tasks that are ready together run in the order they became so, as on every real loop."""
+class Clock(SimLoop):
+    """A loop on which machines can be frozen.
+
+    ``is_fifo``: tasks that are ready together run in the order they became so, as on every real loop.
+    """
+
+    def __init__(self, seed: int = 0, is_fifo: bool = False) -> None:
+        super().__init__(seed)
+        self.is_fifo = is_fifo
+        self._frozen: dict[str, tuple[list[Any], list[Any]]] = {}  # what waits: ready, timers
+
+    def freeze(self, machine: str) -> None:
+        self._frozen.setdefault(machine, ([], []))
+
+    def thaw(self, machine: str) -> None:
+        ready, timers = self._frozen.pop(machine, ([], []))
+        self._ready.extend(ready)  # type: ignore[attr-defined]
+        for timer in timers:
+            heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
 
     def _run_once(self) -> None:
-        asyncio.SelectorEventLoop._run_once(self)  # type: ignore[attr-defined]
+        if self._frozen:
+            self._set_aside()
+        if self.is_fifo:
+            asyncio.SelectorEventLoop._run_once(self)  # type: ignore[attr-defined]
+        else:
+            super()._run_once()
+
+    def _set_aside(self) -> None:
+        for kind, handles in enumerate((self._ready, self._scheduled)):  # type: ignore[attr-defined]
+            kept: list[Any] = []
+            for handle in handles:
+                frozen = self._frozen.get(handle._context.get(_machine, "client"))
+                (kept if frozen is None else frozen[kind]).append(handle)
+            if len(kept) < len(handles):
+                handles.clear()
+                handles.extend(kept)
+        heapq.heapify(self._scheduled)  # type: ignore[attr-defined]
+
+
+def machine_of(name: str) -> Context:
+    """Return a context in which what is started belongs to that machine."""
+    context = copy_context()
+    context.run(_machine.set, name)
+    return context
 
 
 class Net:
@@ -63,10 +109,15 @@ class Net:
 
     def __init__(self, dice: random.Random, latency: float, split: inproc.Split) -> None:
         self.latency, self.split, self._dice = latency, split, dice
-        self.listeners: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
+        self.listeners: dict[str, tuple[Callable[[], asyncio.BaseProtocol], Context]] = {}
         self.wires: dict[str, list[inproc.Inproc]] = {}  # the dialling ends, by whom they reach
+        self._ends: dict[tuple[str, str], list[inproc.Inproc]] = {}  # by whose bytes they send, and to whom
         self.unreachable: set[str] = set()  # dialling fails
         self.silent: set[str] = set()  # nothing arrives, nothing fails
+        self.refused: set[tuple[str, str]] = set()  # dialling one from the other fails
+        self._lossy: set[tuple[str, str]] = set()  # nothing arrives at one from the other
+        self._rates: dict[tuple[str, str], float] = {}
+        self._change = asyncio.Event()
         self.dials = 0
 
     def install(self) -> None:
@@ -76,18 +127,27 @@ class Net:
         loop.create_unix_connection = self._over_unix
 
     async def _listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: Any = None) -> Any:
-        self.listeners[host] = factory
+        self.listeners[host] = factory, copy_context()
         sock = SimpleNamespace(getsockname=lambda: (host, port))
         return SimpleNamespace(sockets=[sock], close=lambda: self.listeners.pop(host))
 
     async def _dial(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, ssl: Any = None) -> Any:
         self.dials += 1
+        way = _machine.get(), host
         await asyncio.sleep(self.latency)
-        if host in self.unreachable or host not in self.listeners:
+        while self._lossy & {way, way[::-1]}:
+            await self._change.wait()
+        if host in self.unreachable or way in self.refused or host not in self.listeners:
             raise ConnectionRefusedError(111, "connection refused")
         protocol = factory()
-        _, here = inproc.connect(self.listeners[host](), protocol, latency=self.latency, split=self.split)
+        listen, context = self.listeners[host]
+        there, here = inproc.connect(
+            context.copy().run(listen), protocol, latency=self.latency, split=self.split, contexts=(context, None)
+        )
         self.wires.setdefault(host, []).append(here)
+        for end, (source, to) in ((here, way), (there, way[::-1])):
+            self._ends.setdefault((source, to), []).append(end)
+            end.rate = self._rates.get((source, to))
         if host in self.silent:
             _hush(here)
         return here, protocol
@@ -96,7 +156,7 @@ class Net:
         if not isinstance(sock, Socketpair):
             return await self._over_sockets(factory, path, sock=sock)
         protocol = factory()
-        sock.wire, _ = inproc.connect(protocol, sock.peer, split=self.split)
+        sock.wire, _ = inproc.connect(protocol, sock.peer, split=self.split, contexts=(None, sock.context))
         return sock.wire, protocol
 
     def cut(self, host: str, after: int | None = None, from_listener: bool = False) -> None:
@@ -105,6 +165,33 @@ class Net:
             if not wire.is_closing():
                 end = wire.peer if from_listener else wire
                 end.cut(None if after is None else end.arrived + after)
+
+    def ends(self, source: str, to: str) -> list[inproc.Inproc]:
+        """The open sockets between two machines, as the ends that send what goes this way."""
+        return [end for end in self._ends.get((source, to), []) if not end.is_closing()]
+
+    def lose(self, source: str, to: str) -> None:
+        """What ``source`` sends to ``to`` is lost until `find`: nothing arrives, nobody is told, no dial succeeds."""
+        self._lossy.add((source, to))
+        for end in self._ends.get((source, to), []):
+            end.stall()
+
+    def find(self, source: str, to: str) -> None:
+        """The way is there again; what was sent meanwhile arrives, as TCP sees to."""
+        self._lossy.discard((source, to))
+        for end in self._ends.get((source, to), []):
+            end.go_on()
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def slow_down(self, source: str, to: str, rate: float | None) -> None:
+        """Let through so many bytes a second; None: all of them at once."""
+        if rate is None:
+            self._rates.pop((source, to), None)
+        else:
+            self._rates[source, to] = rate
+        for end in self._ends.get((source, to), []):
+            end.rate = rate
 
     def silence(self, host: str) -> None:
         """Nothing that goes to ``host`` or comes from there arrives any more; sockets stay."""
@@ -129,6 +216,7 @@ class Socketpair:
     """The control connection of a proc: the agent's end, joined when the proc has its own."""
 
     peer: asyncio.BaseProtocol
+    context: Context
     wire: inproc.Inproc | None = None
 
 
@@ -137,11 +225,12 @@ class SimProc:
 
     def __init__(self, simulation: "Simulation", workers: Workers, worker: Worker) -> None:
         self.worker, self._workers, self._simulation = worker, workers, simulation
-        self.control = Socketpair(worker.connection)
+        self.control = Socketpair(worker.connection, copy_context())
         self.proc: Proc | None = None
         self.domain: WorkerDomain | None = None
         self.is_over = False
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        context = machine_of(f"{_machine.get()} procs")
+        self.task = asyncio.get_running_loop().create_task(self._run(), context=context)
 
     async def _run(self) -> None:
         _process.set(self)
@@ -178,8 +267,9 @@ class SimProc:
             if self.proc is not None:
                 self.proc._lease_at = float("inf")
             delay = self._simulation.dice.choice([0, 0, 0.001, 0.02])
-            loop = asyncio.get_running_loop()
-            loop.call_later(delay, self._workers._exited, self.worker.id, self.worker.pid, wait_status)
+            told = self.worker.id, self.worker.pid, wait_status
+            context = self.control.context.copy()
+            asyncio.get_running_loop().call_later(delay, self._workers._exited, *told, context=context)
 
 
 class Silent:
@@ -265,6 +355,22 @@ class Simulation:
     def url(self, index: int) -> str:
         return f"tcp://agent{index}:1"
 
+    @property
+    def clock(self) -> Clock:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Clock)
+        return loop
+
+    def freeze(self, index: int, is_whole: bool = False) -> None:
+        """Stop an agent; with its procs where the whole machine is suspended."""
+        self.clock.freeze(f"agent{index}")
+        if is_whole:
+            self.clock.freeze(f"agent{index} procs")
+
+    def thaw(self, index: int) -> None:
+        self.clock.thaw(f"agent{index}")
+        self.clock.thaw(f"agent{index} procs")
+
     async def settle(self) -> None:
         """Let what is under way come to its end."""
         await asyncio.sleep(60.0)
@@ -298,6 +404,7 @@ async def cluster(
     latency: float = 0.0,
     split: inproc.Split = lambda data: [data],
     seed: int = 0,
+    patience: float = FOR_EVER,
 ) -> AsyncIterator[Simulation]:
     """Run agents and a client that has attached to them; ends them, and checks that no task is left."""
     dice = random.Random(seed)
@@ -308,8 +415,9 @@ async def cluster(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: said.append(context))
     with as_processes(simulation):
-        async with asyncio.timeout(FOR_EVER), AsyncExitStack() as stack:
+        async with asyncio.timeout(patience), AsyncExitStack() as stack:
             for index in range(hosts):
+                before = _machine.set(f"agent{index}")
                 agent = HostAgent(f"host{index}", TOKEN.encode(), config)
                 agent.workers.simulation = simulation  # type: ignore[attr-defined]
                 simulation.agents.append(agent)
@@ -319,6 +427,7 @@ async def cluster(
                     listening(url, TOKEN.encode(), guests.admit, guests.agreed, guests.refused)
                 )
                 stack.push_async_callback(agent.aclose)
+                _machine.reset(before)
             urls = [simulation.url(index) for index in range(hosts)]
             async with ma.attach(*urls, token=TOKEN, config=config) as simulation.hosts:
                 yield simulation
@@ -362,7 +471,7 @@ def as_processes(simulation: Simulation) -> Iterator[None]:
             stack.enter_context(mock.patch.object(target, name, value))
 
         for name, module in list(sys.modules.items()):
-            if name.startswith("monarch_async.mesh."):
+            if name.startswith(("monarch_async.mesh.", "monarch_async.sync.")):
                 for finder, replacement in finders.items():
                     if finder in vars(module) and vars(module)[finder].__module__ != name:
                         patch(module, finder, replacement)
@@ -377,5 +486,5 @@ def as_processes(simulation: Simulation) -> Iterator[None]:
 
 def run(main: Coroutine[Any, Any, Any], seed: int = 0, is_fifo: bool = False) -> Any:
     """Run on a loop of virtual time; the seed says in which order tasks run that are ready together."""
-    with asyncio.Runner(loop_factory=lambda: FifoLoop(seed) if is_fifo else SimLoop(seed)) as runner:
+    with asyncio.Runner(loop_factory=lambda: Clock(seed, is_fifo)) as runner:
         return runner.run(main)
