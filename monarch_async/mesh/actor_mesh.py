@@ -63,10 +63,7 @@ class ActorGroup:
     def _cast(self) -> Start:
         cast = self.mesh.cast
         router = cast.router
-        region = self.mesh.region
-        call = Start(
-            router, f"spawn of {self.name}", cast.paths, region.rank_of, lambda _: None, first_error=True
-        )
+        call = Start(router, f"spawn of {self.name}", cast.paths, lambda _: None, first_error=True)
         call.id = router.register(call)
         flags = WANTS_REPLY | GATHERED
         call.nbytes = router.cast(cast, flags, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
@@ -79,9 +76,7 @@ class ActorGroup:
         router = active_router()
         rank = self.members.index(address)
         path = router.path(address, self.id)
-        call = Start(
-            router, f"spawn of {self.name}[{rank}]", [path], lambda r: 0 if r == rank else None, lambda _: None, True
-        )
+        call = Start(router, f"spawn of {self.name}[{rank}]", [path], lambda _: None, first_error=True)
         call.id = router.register(call)
         call.nbytes = router.post(path, WANTS_REPLY | EAGER, _SPAWN, _SPAWN_CONTROL, self._order, call.id)
         return call

@@ -161,7 +161,7 @@ class Endpoint(_Caller, Generic[P, R]):
         """
         encoded = self._encode(args, kwargs)
         router, paths = self._router, self._paths
-        call = Broadcast(router, self._what, paths, self._mesh.region.rank_of)
+        call = Broadcast(router, self._what, paths)
         call.id = router.register(call)
         call.nbytes = self._send(paths, self._shares, self._fields, self._control, encoded, call.id)
         return call
@@ -169,9 +169,9 @@ class Endpoint(_Caller, Generic[P, R]):
     def _cast(self, args: Any, kwargs: Any, stream: "ResultSource[R] | None") -> MeshCall[Any]:
         encoded = self._encode(args, kwargs)
         fields, control = self._with_chain()
-        router, paths, mesh = self._router, self._paths, self._mesh
-        build = functools.partial(ValueMesh, mesh.extent)
-        call: MeshCall[Any] = MeshCall(router, self._what, paths, mesh.region.rank_of, build, self._first_error)
+        router, paths = self._router, self._paths
+        build = functools.partial(ValueMesh, self._mesh.extent)
+        call: MeshCall[Any] = MeshCall(router, self._what, paths, build, self._first_error)
         call.id = router.register(call)
         flags = WANTS_REPLY | self._shares
         if stream is not None:

@@ -168,7 +168,7 @@ class ItemSource(Source[T]):
         return False
 
     def _end(self, flags: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        self._router.answered(self._path, self.nbytes)
+        self._path.answered(self.nbytes)
         if flags & CANCELLED:
             error: BaseException | None = None if self._is_closed else Closed(self._what, "the endpoint was cancelled")
         else:
@@ -186,7 +186,7 @@ class ItemSource(Source[T]):
         return gone(self._path.dst)
 
     def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
-        self._router.answered(self._path, self.nbytes)
+        self._path.answered(self.nbytes)
         self._finish(error)
         return True
 

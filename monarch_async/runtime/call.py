@@ -137,16 +137,6 @@ def tells_of_a_start(error: BaseException) -> bool:
     return isinstance(error, ActorDied) or (isinstance(error, RemoteError) and error.endpoint in ("__init__", "setup"))
 
 
-def find_member(paths: "Sequence[Path]", index: int | None, src: int) -> int | None:
-    """Return the place of the member that answered from ``src``: ``index``, its own word for it, unless it knows none.
-
-    A proc that has no such actor, any more or yet, does not know what rank it had.
-    """
-    if index is not None and paths[index].dst == src:
-        return index
-    return next((place for place, path in enumerate(paths) if path.dst == src), None)
-
-
 def load_outcome(flags: int, skeleton: Buffer, buffers: Sequence[Buffer], what: str) -> tuple[object, Exception | None]:
     """Return (value, None) or (None, error) from the payload of a reply."""
     if flags & FAILED:
@@ -170,7 +160,7 @@ class Call(RemoteFuture[T]):
         self.nbytes = 0
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        self.router.answered(self.path, self.nbytes)
+        self.path.answered(self.nbytes)
         if self.done():
             return True
         if self.is_cancelling:
@@ -192,7 +182,7 @@ class Call(RemoteFuture[T]):
         return gone(self.path.dst)
 
     def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
-        self.router.answered(self.path, self.nbytes)
+        self.path.answered(self.nbytes)
         if self.is_cancelling:
             self.give_up()
         elif not self.done():
@@ -210,14 +200,13 @@ class Call(RemoteFuture[T]):
 class MembersCall(RemoteFuture[T]):
     """What is common to calls of several members: who has not answered yet."""
 
-    __slots__ = ("_paths", "_position", "_waiting", "nbytes")
+    __slots__ = ("_paths", "_places", "_waiting", "nbytes")
 
-    def __init__(
-        self, router: "Router", what: str, paths: "Sequence[Path]", position: "Callable[[int], int | None]"
-    ) -> None:
-        """``position`` maps a member's own rank to its place in ``paths``."""
+    def __init__(self, router: "Router", what: str, paths: "Sequence[Path]") -> None:
+        """Wait for the members at ``paths``."""
         super().__init__(router, what)
-        self._paths, self._position = paths, position
+        self._paths = paths
+        self._places: dict[int, int] | None = None  # in ``paths``, by address
         self._waiting: set[int] = set(range(len(paths)))
         self.nbytes = 0
 
@@ -231,12 +220,30 @@ class MembersCall(RemoteFuture[T]):
     def actor(self) -> int:
         return self._paths[0].actor
 
+    def _answered(self, src: int, rank: int) -> int | None:
+        """The member at ``src``, by its own word of this rank, has answered: return its place, None if not waited for.
+
+        Rank and place differ where this is a call of a slice. And a proc that has no such actor, any more or yet, does
+        not know what rank it had.
+        """
+        paths = self._paths
+        place: int | None = rank
+        if rank >= len(paths) or paths[rank].dst != src:
+            if self._places is None:
+                self._places = {path.dst: place for place, path in enumerate(paths)}
+            place = self._places.get(src)
+        if place is None or place not in self._waiting:
+            return None
+        self._waiting.remove(place)
+        paths[place].answered(self.nbytes)
+        return place
+
     def _take_lost(self, gone: Callable[[int], bool]) -> list[int]:
         """Return the places of the members that ``gone`` knows, which are waited for no longer."""
         lost = [index for index in self._waiting if gone(self._paths[index].dst)]
         self._waiting.difference_update(lost)
         for index in lost:
-            self.router.answered(self._paths[index], self.nbytes)
+            self._paths[index].answered(self.nbytes)
         return lost
 
 
@@ -261,12 +268,11 @@ class MeshCall(MembersCall[T]):
         router: "Router",
         what: str,
         paths: "Sequence[Path]",
-        position: "Callable[[int], int | None]",
         build: Callable[[list[Any]], T],
         first_error: bool,
     ) -> None:
-        """``position`` maps a member's own rank to its place here; ``build`` makes the result of all values."""
-        super().__init__(router, what, paths, position)
+        """``build`` makes the result of all values."""
+        super().__init__(router, what, paths)
         self._build, self._first_error = build, first_error
         self._results: list[Any] = [None] * len(paths)
         self._errors: dict[int, Exception] = {}
@@ -274,11 +280,9 @@ class MeshCall(MembersCall[T]):
         self.on_each: Callable[[int, Any, Exception | None], None] | None = None
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        index = find_member(self._paths, self._position(rank), src)
-        if index is None or index not in self._waiting:
+        index = self._answered(src, rank)
+        if index is None:
             return not self._waiting
-        self._waiting.discard(index)
-        self.router.answered(self._paths[index], self.nbytes)
         if self.done():
             pass
         elif self.is_cancelling:
@@ -362,10 +366,7 @@ class Broadcast(MembersCall[None]):
     is_carrier = False
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
-        index = find_member(self._paths, self._position(rank), src)
-        if index is not None and index in self._waiting:
-            self._waiting.discard(index)
-            self.router.answered(self._paths[index], self.nbytes)
+        self._answered(src, rank)
         if flags & FAILED and not self.done():
             self.fail(load_report(skeleton))
         return self._finish_if_complete()

@@ -10,33 +10,40 @@ from monarch_async.transport.connection import Connection
 #: Calls that may wait for a window, in windows.
 _WAITING = 16
 
+#: The queue of a path on which nothing has waited yet: a client of many actors has many of those.
+_NONE: "OrderedDict[int, tuple[int, Callable[[], None]]]" = OrderedDict()
+
 
 class Path:
     """One sender to one member."""
 
-    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "turns", "window")
+    __slots__ = ("actor", "connection", "dst", "inflight", "inflight_bytes", "queue", "turns", "window", "window_bytes")
 
-    def __init__(self, dst: int, actor: int, connection: Connection, window: int) -> None:
-        """Nothing in flight."""
-        self.dst, self.actor, self.connection, self.window = dst, actor, connection, window
+    def __init__(self, dst: int, actor: int, connection: Connection, window: int, window_bytes: int) -> None:
+        """Nothing in flight; ``window`` calls may be, or fewer that have ``window_bytes`` together."""
+        self.dst, self.actor, self.connection = dst, actor, connection
+        self.window, self.window_bytes = window, window_bytes
         self.inflight = 0
         self.inflight_bytes = 0
         self.turns = 0  #: how often a call found it idle (`direct`)
         #: What waits for the window: call id -> (bytes, how to send it), so that a cancelled call is found at once.
-        self.queue: OrderedDict[int, tuple[int, Callable[[], None]]] = OrderedDict()
+        self.queue = _NONE
 
-    def has_room(self, limit: int) -> bool:
-        """Return whether a call may be sent now: nothing waits, and fewer bytes than ``limit`` are in flight."""
-        return self.inflight < self.window and not self.queue and self.inflight_bytes < limit
+    @property
+    def has_room(self) -> bool:
+        """Whether a call may be sent now: nothing waits, and fewer calls and bytes are in flight than may be."""
+        return self.inflight < self.window and not self.queue and self.inflight_bytes < self.window_bytes
 
-    def send(self, call: int, nbytes: int, limit: int, send: Callable[[], None]) -> None:
+    def send(self, call: int, nbytes: int, send: Callable[[], None]) -> None:
         """Send now, or let the call wait for the window. Raises Backpressure."""
-        if self.has_room(limit):
+        if self.has_room:
             self.inflight += 1
             self.inflight_bytes += nbytes
             send()
         else:
             self.check_room()
+            if self.queue is _NONE:
+                self.queue = OrderedDict()
             self.queue[call] = (nbytes, send)
 
     def check_room(self) -> None:
@@ -48,13 +55,13 @@ class Path:
                 "await some of them before sending more",
             )
 
-    def answered(self, nbytes: int, limit: int) -> None:
+    def answered(self, nbytes: int) -> None:
         """A call of this size has been answered: the next ones that wait may go."""
         if self.inflight > 0:
             self.inflight -= 1
             self.inflight_bytes -= nbytes
         queue = self.queue
-        while queue and self.inflight < self.window and self.inflight_bytes < limit:
+        while queue and self.inflight < self.window and self.inflight_bytes < self.window_bytes:
             size, send = queue.popitem(last=False)[1]
             self.inflight += 1
             self.inflight_bytes += size

@@ -132,8 +132,9 @@ class Router:
         """Return the one path to a member."""
         path = self._paths.get((dst, actor))
         if path is None:
-            window = max(self.config.window_calls, 2 * max_concurrency)
-            path = self._paths[(dst, actor)] = Path(dst, actor, self.uplink(dst), window)
+            config = self.config
+            window = max(config.window_calls, 2 * max_concurrency)
+            path = self._paths[(dst, actor)] = Path(dst, actor, self.uplink(dst), window, config.window_bytes)
         return path
 
     def forget_paths(self, dst: int) -> None:
@@ -185,7 +186,7 @@ class Router:
             length = HEADER_SIZE + len(control) + len(skeleton)
             head = HEADER.pack(length, CALL, flags, len(control), path.dst, self.address, path.actor, call)
             frame = head + control + skeleton
-            if path.inflight < path.window and not path.queue and path.inflight_bytes < self.config.window_bytes:
+            if path.inflight < path.window and not path.queue and path.inflight_bytes < path.window_bytes:
                 if not path.inflight and path.turns >= 0:
                     path.turns += 1
                     if path.turns > PATIENCE:
@@ -209,11 +210,7 @@ class Router:
 
     def _send_or_wait(self, path: Path, call: int, nbytes: int, send: Callable[[], None]) -> None:
         with self._withdrawing(call):
-            path.send(call, nbytes, self.config.window_bytes, send)
-
-    def answered(self, path: Path, nbytes: int) -> None:
-        """A call of this size on this path has been answered."""
-        path.answered(nbytes, self.config.window_bytes)
+            path.send(call, nbytes, send)
 
     def cast(
         self, members: Members, flags: int, fields: CallFields, control: bytes, encoded: Encoded, call: int
@@ -223,9 +220,9 @@ class Router:
         Falls back to one frame per member where a window is full or the payload is large.
         """
         skeleton, buffers = encoded
-        paths, limit = members.paths, self.config.window_bytes
+        paths = members.paths
         is_plain = not buffers and len(skeleton) <= self.config.large
-        if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= limit for p in paths):
+        if not is_plain or any(p.queue or p.inflight >= p.window or p.inflight_bytes >= p.window_bytes for p in paths):
             flags &= ~GATHERED
             with self._withdrawing(call):  # before anything is sent: all or none
                 for path in paths:

@@ -182,11 +182,15 @@ class Connection(asyncio.Protocol):
 
     def send_run(self, frames: Sequence[bytes]) -> None:
         """Send several frames in one write."""
-        if self.link is None:
-            self._write(b"".join(frames))
-        else:
-            for frame in frames:
-                self.send(frame)
+        link = self.link
+        if link is not None:
+            if self.is_closed:
+                return
+            if self._held or link.is_full:
+                self._held.extend(frames)
+                return
+            link.push_run(frames)
+        self._write(b"".join(frames))
 
     def bulk(self, source: BulkSource) -> None:
         """Send a large payload chunk by chunk, between other frames."""

@@ -29,8 +29,8 @@ L1. The peer is handed the frames pushed here in the order pushed, each once, wh
 L2. ``acked_count <= frames the peer received <= sent_count``, and `acked_count` never falls.
 L3. Exactly the frames numbered ``acked_count`` to ``sent_count - 1`` are kept; `unacked_bytes` is their
     total size.
-L4. With an owner that heeds `is_full`, less than ``max_unacked_bytes`` and one frame is kept; nothing once
-    Lost.
+L4. With an owner that heeds `is_full`, less than ``max_unacked_bytes`` and one frame (or run of frames) is kept;
+    nothing once Lost.
 L5. A full link drains: while Up and full, frames or an ack are on their way, or the peer has an ack due.
 L6. A claim that L2 rules out (BadFrame from an ack, LinkBroken from a resume) changes nothing.
 L7. The window runs from the moment the link went down: saying so again does not prolong it.
@@ -38,6 +38,7 @@ L8. Lost is final.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_async.errors import BadFrame, LinkBroken
@@ -121,6 +122,13 @@ class Link:
         self._frames.append(frame)
         self.sent_count += 1
         self.unacked_bytes += len(frame)
+
+    def push_run(self, frames: Sequence[bytes]) -> None:
+        """Record several frames sent, as `push` does each."""
+        assert type(self.state) is not Lost
+        self._frames.extend(frames)
+        self.sent_count += len(frames)
+        self.unacked_bytes += sum(map(len, frames))
 
     def received(self, nframes: int, nbytes: int) -> bool:
         """Count a batch of whole frames and their bytes, once per read. Return whether an ack is due."""

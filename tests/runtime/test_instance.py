@@ -54,7 +54,7 @@ class Pair:
 
     def broadcast(self, endpoint: str, *args: Any) -> Broadcast:
         path = self.caller.path(WORKER, self.actor_id)
-        call = Broadcast(self.caller, endpoint, [path], lambda _: 0)
+        call = Broadcast(self.caller, endpoint, [path])
         self._post(call, endpoint, 0, dumps_call(args, {}, endpoint))
         return call
 
