@@ -20,6 +20,8 @@ class Accounts:
         self.books = Books()
         self.kinds: Kinds = ()
         self.placements: dict[int, PlacementRecord] = {}  #: waiting and granted
+        self.takeable: dict[int, PlacementRecord] = {}  #: granted ones that may be recalled
+        self.recalled: dict[int, PlacementRecord] = {}  #: granted ones that were, and are still there
         self.on_host: dict[int, dict[int, None]] = {}  #: host -> ids of placements there
         self._meant: dict[tuple[object, object], tuple[int, list[Book]]] = {}
         self._shortfalls: dict[Shape, str] = {}
@@ -71,6 +73,8 @@ class Accounts:
             self.on_host[book.host][record.id] = None
         if record.shape.within is not None:
             self.placements[record.shape.within[0]].guests[record.id] = None
+        if record.shape.is_spare or record.shape.preemptible:
+            self.takeable[record.id] = record
 
     def end(self, record: PlacementRecord) -> set[int]:
         """Take back all that a placement has. Returns its hosts that are still there."""
@@ -82,9 +86,26 @@ class Accounts:
             self.on_host[book.host].pop(record.id, None)
             freed.add(book.host)
         record.places, record.lost, record.rooms = [], set(), {}
+        self.takeable.pop(record.id, None)
+        self.recalled.pop(record.id, None)
         if record.shape.within is not None and record.shape.within[0] in self.placements:
             self.placements[record.shape.within[0]].guests.pop(record.id, None)
         return freed
+
+    def mark_recalled(self, record: PlacementRecord) -> None:
+        """Write down that a placement's holder is asked to give it back."""
+        self.recalled[record.id] = self.takeable.pop(record.id)
+
+    def held_now(self, record: PlacementRecord) -> list[tuple[Book, Held]]:
+        """Return what ending a placement would give back."""
+        if not record.lost and not record.lent:
+            return record.places
+        held: list[tuple[Book, Held]] = []
+        for bundle, (book, has) in enumerate(record.places):
+            if bundle not in record.lost:
+                cpus = has.cpus - record.lent.get(bundle, 0)
+                held.append((book, Held(cpus, has.gpus, has.memory, has.custom)))
+        return held
 
     def lend(self, record: PlacementRecord) -> set[int]:
         """Let others use a placement's cpus, but for those that placements within it have. Returns the hosts."""
@@ -143,7 +164,7 @@ class Accounts:
     def _within(self, shape: Shape) -> list[Book]:
         assert shape.within is not None
         record = self.placements.get(shape.within[0])
-        if record is None or not record.is_granted or shape.within[1] in record.lost:
+        if record is None or not 0 <= shape.within[1] < len(record.places) or shape.within[1] in record.lost:
             return NOWHERE
         host = self.books.by_host[record.places[shape.within[1]][0].host]
         return [record.room(shape.within[1])] if host.is_open else NOWHERE

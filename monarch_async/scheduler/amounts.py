@@ -4,7 +4,7 @@ Books of floats do not return to zero: three times 0.1 is not 0.3. All of the sc
 counts in these units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from monarch_async.scheduler.demand import Bundle
@@ -46,6 +46,17 @@ def need_of(bundle: Bundle) -> Need:
     """Return what a bundle needs, in units."""
     custom = custom_units(bundle.custom) if bundle.custom else ()
     return Need(units(bundle.cpus), units(bundle.gpus), int(bundle.memory), custom)
+
+
+def together(needs: Iterable[Need]) -> Need:
+    """Return the sum of needs."""
+    cpus = gpus = memory = 0
+    custom: dict[str, int] = {}
+    for need in needs:
+        cpus, gpus, memory = cpus + need.cpus, gpus + need.gpus, memory + need.memory
+        for name, amount in need.custom:
+            custom[name] = custom.get(name, 0) + amount
+    return Need(cpus, gpus, memory, tuple(sorted(custom.items())))
 
 
 def total(held: Held) -> Need:

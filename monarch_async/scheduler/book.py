@@ -27,6 +27,7 @@ class Book:
         "host",
         "is_gone",
         "is_open",
+        "is_room",
         "memory",
         "name",
         "partial",
@@ -41,6 +42,7 @@ class Book:
         """Open a book of which all is free. ``rank``: where the host stands in the order of hosts."""
         self.host, self.rank, self.name, self.resources = host, rank, name, resources
         self.is_open, self.is_gone = True, False
+        self.is_room = False  #: of a bundle, not a host
         self.total = total
         self.cpus, self.memory, self.custom = total.cpus, total.memory, dict(total.custom)
         self.devices = dict(total.gpus)

@@ -63,6 +63,8 @@ class Books:
 
     def file(self, book: Book) -> None:
         """File a book anew after something was written in it."""
+        if book.is_room:
+            return
         key = (book.whole, book.cpus) if book.is_open else None
         if (filed := book.filed) != key:
             if filed is not None:

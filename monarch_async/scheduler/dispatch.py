@@ -84,7 +84,7 @@ class Dispatch:
 
     def is_due(self, record: PlacementRecord, now: float) -> bool:
         """Return whether one has been passed often or long enough."""
-        return record.awaits_recall or record.passed >= self.passes or now >= record.since + self.patience
+        return bool(record.expected) or record.passed >= self.passes or now >= record.since + self.patience
 
     def drop_all(self) -> set[int]:
         """Keep nothing, for now. Returns the hosts where something was kept."""
@@ -128,8 +128,12 @@ class Dispatch:
         if self.keeps >= KEEPS or not self.is_due(head, now):
             return
         accounts = self.accounts
-        among = accounts.among(head, None, now)
-        for book, need in target(line.shape, accounts.books.opened() if among is None else among):
+        if head.expected and all(book.is_open for book in head.expected):
+            places = list(zip(head.expected, line.shape.needs, strict=True))
+        else:
+            among = accounts.among(head, None, now)
+            places = target(line.shape, accounts.books.opened() if among is None else among)
+        for book, need in places:
             held = book.pick(need)
             accounts.take(book, held)
             line.kept.append((book, held))

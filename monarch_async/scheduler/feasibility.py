@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from monarch_async.scheduler.amounts import UNIT, Need, number, plural, size, words
+from monarch_async.scheduler.amounts import UNIT, Need, number, plural, size, together, words
 from monarch_async.scheduler.book import Book, names
 from monarch_async.scheduler.books import Books
 from monarch_async.scheduler.fit import fit
@@ -49,7 +49,7 @@ def shortfall_on(shape: Shape, hosts: Sequence[Book]) -> str:
     for need in dict.fromkeys(shape.needs):
         if why := _for_one(need, hosts):
             return why
-    whole = _sum(shape.needs)
+    whole = together(shape.needs)
     if shape.strategy == "strict_pack":
         why = _largest(whole, hosts, "on one host (strict_pack)")
         return why or f"no host has room for all {len(shape.needs)} bundles (strict_pack): {words(whole)}"
@@ -60,12 +60,10 @@ def shortfall_on(shape: Shape, hosts: Sequence[Book]) -> str:
     if shape.is_uniform:
         most = 1 if shape.strategy == "strict_spread" else len(shape.needs)
         rooms = sum(book.room_for(shape.needs[0], most) for book in hosts)
-        where = "one a host (strict_spread), " if shape.strategy == "strict_spread" else ""
-        return (
-            f"has {len(shape.needs)} bundles of {words(shape.needs[0])}; {where}{_many(hosts)} have room for {rooms} "
-            "even when nothing else runs there"
-        )
-    return f"its {len(shape.needs)} bundles do not fit together on {_many(hosts)} even when nothing else runs there"
+        bundles = f"{len(shape.needs)} bundles of {words(shape.needs[0])}"
+        where = ", one a host (strict_spread)" if shape.strategy == "strict_spread" else ""
+        return f"needs room for {bundles}{where}; {_have(hosts)} room for {rooms}, even when nothing else runs there"
+    return f"its {len(shape.needs)} bundles do not fit together on {_hosts(hosts)}, even when nothing else runs there"
 
 
 def _none(shape: Shape, books: Sequence[Book], kinds: Kinds) -> str:
@@ -96,15 +94,6 @@ def _of(book: Book) -> Need:
     return Need(book.cpus, sum(book.devices.values()), book.memory, tuple(sorted(book.custom.items())))
 
 
-def _sum(needs: Sequence[Need]) -> Need:
-    custom: dict[str, int] = {}
-    for need in needs:
-        for name, amount in need.custom:
-            custom[name] = custom.get(name, 0) + amount
-    gpus = sum(need.gpus for need in needs)
-    return Need(sum(need.cpus for need in needs), gpus, sum(need.memory for need in needs), tuple(custom.items()))
-
-
 def _measures(need: Need) -> list[tuple[Callable[[Book], int], int, Callable[[int], str]]]:
     """Return, for each resource that is needed: how to read it off a book, how much is needed, how to write that."""
     measures: list[tuple[Callable[[Book], int], int, Callable[[int], str]]] = []
@@ -132,7 +121,7 @@ def _in_all(need: Need, hosts: Sequence[Book]) -> str:
     for read, needed, write in _measures(need):
         there = sum(read(book) for book in hosts)
         if there < needed:
-            return f"needs {write(needed)} in all; {_many(hosts)} together have {_amount(write, there)}"
+            return f"needs {write(needed)} in all; {_have(hosts)} {_amount(write, there)}"
     return ""
 
 
@@ -140,7 +129,11 @@ def _amount(write: Callable[[int], str], amount: int) -> str:
     return write(amount) if amount else "none"
 
 
-def _many(hosts: Sequence[Book]) -> str:
+def _have(hosts: Sequence[Book]) -> str:
+    return f"{_hosts(hosts)} has" if len(hosts) == 1 else f"{_hosts(hosts)} together have"
+
+
+def _hosts(hosts: Sequence[Book]) -> str:
     declared = sum(1 for book in hosts if book.host < 0)
     if len(hosts) == 1:
         return f"the only host, {hosts[0].name},"

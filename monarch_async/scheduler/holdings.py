@@ -94,7 +94,7 @@ def host_holdings(book: Book, accounts: Accounts) -> HostHoldings:
                 tuple(bundle for bundle, _ in here),
                 len(record.places),
                 summed([held for _, held in here]),
-                record.is_recalled,
+                id in accounts.recalled,
                 bool(record.lent),
                 record.shape.within,
             )

@@ -10,12 +10,11 @@ class PlacementRecord:
     """One placement: waiting while ``places`` is empty, granted otherwise."""
 
     __slots__ = (
-        "awaits_recall",
         "demand",
+        "expected",
         "guests",
         "holder",
         "id",
-        "is_recalled",
         "lent",
         "lost",
         "number",
@@ -26,7 +25,7 @@ class PlacementRecord:
         "rooms",
         "shape",
         "since",
-    )  # fmt: skip
+    )
 
     def __init__(self, id: int, demand: Demand, shape: Shape, holder: int, number: int, since: float) -> None:
         """``number``: its arrival, counted. ``since``: when it began to wait."""
@@ -37,8 +36,7 @@ class PlacementRecord:
         self.rooms: dict[int, Book] = {}  #: books of bundles that others are placed within
         self.guests: dict[int, None] = {}  #: ids of placements within
         self.lent: dict[int, int] = {}  #: bundle -> units of cpus that others may use meanwhile
-        self.is_recalled = False  #: its holder was asked to give it back
-        self.awaits_recall = False  #: others were, for this one
+        self.expected: list[Book] = []  #: for each bundle, where it will go once others, recalled for it, are gone
         self.passed = 0  #: how many placements that came later were granted first
         self.refusals = 0
         self.refused_until: dict[int, float] = {}  #: host -> when it may be tried again
@@ -72,5 +70,5 @@ class PlacementRecord:
         if bundle not in self.rooms:
             book, held = self.places[bundle]
             room = self.rooms[bundle] = Book(book.host, book.rank, book.name, book.resources, held)
-            room.is_open = False  # as a host; what is placed within finds it by its id
+            room.is_room = True
         return self.rooms[bundle]

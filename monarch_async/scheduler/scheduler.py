@@ -28,15 +28,15 @@ Invariants:
     P2. What is held on a host is at most what it has, except by `TakenElsewhere` and `Reclaim`.
     P3. When every placement has ended, every book is as it was when its host came.
     P4. Each Ask ends in one Grant or one Reject, unless it is withdrawn; or it waits.
-    P5. What waits is granted in order of priority, then arrival. Who comes later may pass one that does not fit at most
-        ``passes`` times and for ``patience`` seconds; from then on what frees is kept for it (``keeping.py``). Later ones
-        still have what it does not need.
+    P5. What waits is granted in order of priority, then arrival. Who comes later may pass one that does not fit at
+        most ``passes`` times and for ``patience`` seconds; from then on what frees is kept for it (``keeping.py``).
+        Later ones still have what it does not need.
     P6. Nothing is kept for what does not fit on the hosts that are there, if nobody held anything.
     P7. Only as many are recalled as make room for who waits; what they give back is kept for that one.
     P8. What no joined or declared host could fit is rejected at once. What could when it was asked for, and no longer
         can, since hosts left, is rejected ``grace`` seconds later, unless they have come back.
-    P9. A host that refused is not granted again to the same placement before it says what others hold there, or a
-        pause, which doubles, is over.
+    P9. A host that refused is not granted again to the same placement, nor to who is behind it in its line, before it
+        says what others hold there, or a pause, which doubles, is over.
 """
 
 from typing import assert_never
@@ -58,6 +58,7 @@ from monarch_async.scheduler.events import (
     HostUp,
     Lend,
     Lost,
+    Recall,
     Reclaim,
     Refused,
     Reject,
@@ -67,8 +68,10 @@ from monarch_async.scheduler.events import (
     Warn,
     Withdraw,
 )
+from monarch_async.scheduler.explanation import explanation, table
 from monarch_async.scheduler.holdings import Holdings, Waiter, host_holdings
 from monarch_async.scheduler.placement_record import PlacementRecord
+from monarch_async.scheduler.recall import Recalls
 from monarch_async.scheduler.shape import Shapes, described
 
 REFUSAL_PAUSE = 0.05  #: seconds; doubles with each refusal of one placement, up to `LONGEST_PAUSE`
@@ -88,6 +91,7 @@ class Scheduler:
         self._accounts = Accounts()
         self._dispatch = Dispatch(self._accounts, passes, patience)
         self._waiting = self._dispatch.waiting
+        self._recalls = Recalls(self._accounts, self._dispatch)
         self._shapes = Shapes()
         self._by_holder: dict[int, dict[int, None]] = {}
         self._gone: dict[int, tuple[float, Book]] = {}  #: hosts that may come back: until when, and their books
@@ -109,6 +113,7 @@ class Scheduler:
             case Reclaim(id):
                 if (record := self._accounts.placements.get(id)) is not None:
                     self._accounts.reclaim(record)
+                    self._turn(set(), now)
             case Refused(id, host):
                 self._refused(id, host, now)
             case TakenElsewhere(host, held):
@@ -138,6 +143,8 @@ class Scheduler:
                 assert_never(event)
         if self._dispatch.wants_keeps:
             self._turn(set(), now)
+        for record, waiter in self._recalls.choose(now):
+            self._commands.append(Recall(record.id, f"{waiter.demand.name} #{waiter.id}"))
         commands, self._commands = self._commands, []
         return commands
 
@@ -151,12 +158,16 @@ class Scheduler:
         self._accounts.placements[event.id] = record
         self._by_holder.setdefault(event.holder, {})[event.id] = None
         self._granted(self._dispatch.ask(record, now))
-        if not record.is_granted and (why := self._accounts.shortfall(shape)):
+        if record.is_granted:
+            return
+        if event.id == shape.near or (shape.within is not None and event.id == shape.within[0]):
+            self._reject(record, "it is to be near or within itself")
+        elif why := self._accounts.shortfall(shape):
             self._reject(record, why)
 
     def _granted(self, records: list[PlacementRecord]) -> None:
         for record in records:
-            record.awaits_recall = False
+            record.expected = []
             self._commands.append(Grant(record.id, record.spots(), tuple([held for _, held in record.places])))
 
     def _turn(self, freed: set[int] | None, now: float) -> None:
@@ -219,7 +230,7 @@ class Scheduler:
     def _reject(self, record: PlacementRecord, why: str) -> None:
         self._dispatch.leave(record)
         self._forget(record)
-        self._commands.append(Reject(record.id, described(record.demand), why, ""))
+        self._commands.append(Reject(record.id, described(record.demand), why, table(self.holdings())))
 
     def _reject_orphans(self, id: int) -> None:
         """Reject those that wait to be near or within a placement that has ended."""
@@ -275,7 +286,9 @@ class Scheduler:
         for line in self._waiting.in_order():
             if now >= line.stalled_since + self.warn_after * 2**line.warnings:
                 line.warnings += 1
-                self._commands.append(Warn(line.head.id, self.explain(line.head.demand, now)))
+                self._commands.append(
+                    Warn(line.head.id, explanation(line.head, self._accounts, self._dispatch, self.holdings(), now))
+                )
 
     # -- tables
 
@@ -295,5 +308,6 @@ class Scheduler:
         return Holdings(hosts, waiting)
 
     def explain(self, demand: Demand, now: float) -> str:
-        """Return why a demand waits, fits or never can, with a table of who holds what."""
-        return described(demand)
+        """Return why a demand would wait, fit or be rejected if it were asked for now, and who holds what."""
+        record = PlacementRecord(-1, demand, self._shapes.of(demand), 0, self._arrivals + 1, now)
+        return explanation(record, self._accounts, self._dispatch, self.holdings(), now)

@@ -8,7 +8,7 @@ always the fewest.
 
 from collections.abc import Sequence
 
-from monarch_async.scheduler.amounts import UNIT, Need
+from monarch_async.scheduler.amounts import UNIT, Need, together
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.events import Held
 from monarch_async.scheduler.shape import Shape
@@ -40,13 +40,11 @@ def _size(need: Need) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
 
 def _fits_summed(shape: Shape, book: Book) -> bool:
     """Return whether all bundles together ask for no more than is left on one host."""
-    gpus = sum(need.gpus for need in shape.needs)
-    cpus = sum(need.cpus for need in shape.needs)
-    memory = sum(need.memory for need in shape.needs)
+    need = together(shape.needs)
     return (
-        (not cpus or cpus <= book.cpus)
-        and (not memory or memory <= book.memory)
-        and (not gpus or gpus <= sum(left for left in book.devices.values() if left > 0))
+        (not need.cpus or need.cpus <= book.cpus)
+        and (not need.memory or need.memory <= book.memory)
+        and (not need.gpus or need.gpus <= sum(left for left in book.devices.values() if left > 0))
     )
 
 

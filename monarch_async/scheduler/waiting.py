@@ -1,5 +1,6 @@
 """Who waits, in what order: a line for each shape of demand. Where the first of a line does not fit, none does."""
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -42,7 +43,7 @@ class Waiting:
 
     def __iter__(self) -> Iterator[PlacementRecord]:
         """Yield everyone, in the order in which they are to be placed."""
-        return iter(sorted((m for line in self.lines.values() for m in line.members.values()), key=lambda m: m.order))
+        return heapq.merge(*(line.members.values() for line in self.lines.values()), key=lambda member: member.order)
 
     def add(self, record: PlacementRecord, now: float) -> Line:
         """Put a placement where its priority and arrival say. Returns its line."""
