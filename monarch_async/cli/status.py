@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from monarch_async.cli.tls_arguments import add_tls_arguments, config_of
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
-from monarch_async.control.controller import Controller, Host, Requests
+from monarch_async.control.controller import Controller, Requests
+from monarch_async.control.host import Host
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
 from monarch_async.mesh.attachment import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status

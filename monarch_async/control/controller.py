@@ -9,38 +9,23 @@ import itertools
 import os
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
 from monarch_async.bulk.endpoint import cluster_id
 from monarch_async.config import Config
+from monarch_async.control.directory import Directory
+from monarch_async.control.host import Host
+from monarch_async.control.host_links import HostLink, HostLinks
 from monarch_async.control.refusal import as_refusal, pack_refusal
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed, Error, HostLost, Lost, WireError
-from monarch_async.ids import address, host_of, random_id32
+from monarch_async.errors import Closed, Error, HostLost, Lost
+from monarch_async.ids import AGENT, address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
-from monarch_async.scheduler.resources import Resources
-from monarch_async.transport.connection import Connection
-from monarch_async.transport.session import Session
 from monarch_async.transport.tls import Tls
-from monarch_async.transport.url import Url
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, MSGPACK, REPLY, pack_frame
-
-#: How long the news of an agent's exit may take after its connection has closed.
-_OBITUARY = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One host as every proc knows it: its id, its name, where its agent listens, what it has to place on."""
-
-    id: int
-    name: str
-    url: str
-    resources: Resources = field(default=Resources(), compare=False)
 
 
 class ProcIds:
@@ -109,81 +94,78 @@ class Controller:
         self.router = Router(self.address, config, name)
         self.tls = self.router.plane.tls = Tls(config, tls)
         self.requests = Requests(self.router)
-        self.hosts: dict[int, Host] = {}
-        self._sessions: dict[int, Session] = {}
-        self._tick_handle = self._loop.call_later(config.heartbeat / 2, self._tick)
+        info = {"role": role, "address": self.address, "name": name}
+        self.links = HostLinks(config, self.router, info, self.tls)
+        self.links.on_lost, self.links.make_ready = self._lost, self._make_ready
+        self.directory = Directory(self.links.members, lambda agent, *news: self.requests.post(agent, *news))
+        self.links.listeners.append(self.directory.take)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
-        self.watched: set[int] = set()  #: hosts whose agent's exit is told by `declare_lost`, with its cause
         self.on_host_lost: Callable[[Host], None] = lambda _: None
         #: Of an actor that was spawned from here: (its id, its rank, whether callers know, report).
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
         #: What agents and procs may ask of the client, by operation: called with (src, call, *arguments). See `answer`.
-        self.operations: dict[str, Callable[..., None]] = {}
+        self.operations: dict[str, Callable[..., None]] = {"where": self._where}
         #: Told the exit of every proc and host that concerns this client, before its owners are.
         self.on_gone: list[Callable[[Exit], None]] = []
         self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
         self.router.direct.is_here = self.router.outgoing.is_near = self._is_here
         self.router.on_other = self._take
-        self.router.on_down = self._down
+        self._is_identified = False
+        self.router.on_down = self.links.went_down
+
+    @property
+    def hosts(self) -> dict[int, Host]:
+        """The hosts that live, by id."""
+        return self.links.hosts
 
     async def join(self, url: str, token: bytes) -> Host:
-        """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError."""
-        info = {"role": self.role, "address": self.address, "name": self.name}
-        parsed = Url.parse(url)
-        self.tls.check(parsed)
-        session = Session(self.router, parsed, token, info, self.config, self._lost, self.tls)
-        try:
-            await session.open()
-        except BaseException:
-            await session.aclose()
-            raise
-        resources = Resources.unpack(session.peer["resources"])
-        host = Host(host_of(session.peer["address"]), session.peer["name"], url, resources)
-        if host.id in self._sessions:
-            await session.aclose()
-            raise ValueError(f"{url} and {self.hosts[host.id].url} are the same host agent")
-        self._sessions[host.id] = session
-        if not self.hosts:
-            self.router.plane.identify(cluster_id(token), self.address, self.name, session.local_host)
-        self.hosts[host.id] = host
-        self.router.add_uplink(host.id, session.connection)
-        return host
+        """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError.
+
+        Waits until it is up. Raises HostLost where it is lost before.
+        """
+        link = await self.links.join(url, token)
+        if not self._is_identified:
+            self._is_identified = True
+            self.router.plane.identify(cluster_id(token), self.address, self.name, link.session.local_host)
+        return link.host
+
+    @property
+    def own_address(self) -> str:
+        """By what other machines reach this one, as far as its sockets show; empty where they show nothing."""
+        return next((link.own_address for link in self.links if link.own_address), "")
 
     def _is_here(self, host: int) -> bool:
         """A host that is reached through a unix socket is this machine."""
         found = self.hosts.get(host)
         return found is not None and found.url.startswith("unix:")
 
-    async def introduce(self) -> None:
-        """Tell every agent where the others are."""
-        known = {host.id: (host.name, host.url) for host in self.hosts.values()}
-        await asyncio.gather(*[self.requests.ask(address(id, 0), "peers", known) for id in known])
-
     async def leave(self, host: Host) -> None:
         """Close the session to a host; its procs of ours end."""
-        session = self._sessions.pop(host.id, None)
-        if session is not None:
-            self.requests.post(address(host.id, 0), "leave")
-        self.hosts.pop(host.id, None)
-        self.router.remove_uplink(host.id)
-        if session is not None:
-            await session.aclose()
+        if self.links.link(host.id) is not None:
+            self.requests.post(address(host.id, AGENT), "leave")
+        await self.links.leave(host)
 
-    def declare_lost(self, host: Host, reason: str) -> None:
-        """The agent's process is known dead: no need to wait for the window."""
-        session = self._sessions.get(host.id)
-        if session is not None:
-            session.lose(reason)
+    async def _make_ready(self, link: HostLink, had_life: bool) -> None:
+        """A host that comes back is ready when nothing of the old life is left there, or on the way there."""
+        if had_life:
+            id = link.host.id
+            renewals = [
+                self.requests.ask(agent, "renewed", id, link.epoch) for agent in self.directory.askers(id)
+            ]
+            settled = self.requests.ask(address(id, AGENT), "settle")
+            outcomes = await asyncio.gather(settled, *renewals, return_exceptions=True)
+            if isinstance(outcomes[0], BaseException):
+                raise outcomes[0]
 
     async def aclose(self) -> None:
         """Leave every host. Closing twice is fine."""
-        self._tick_handle.cancel()
         await self.router.direct.aclose()
         self.router.close(Closed(self.name, "it has left its hosts"))
         await self.router.plane.aclose()
-        for host in list(self.hosts.values()):
-            await self.leave(host)
+        for link in list(self.links):
+            await self.leave(link.host)
+        await self.links.aclose()
 
     # -- what agents report ----------------------------------------------------------------------------------------
 
@@ -221,29 +203,15 @@ class Controller:
         count = lose(self.router, exit)
         self.on_exit(exit, owner_actor, count)
 
-    def _down(self, connection: Connection, error: Exception | None) -> None:
-        for host, session in list(self._sessions.items()):
-            if session.connection is connection:
-                if host in self.watched and not isinstance(error, WireError):
-                    self._loop.call_later(_OBITUARY, session.went_down, error)
-                else:
-                    session.went_down(error)
+    def _where(self, src: int, call: int, host: int) -> None:
+        self.answer(src, call, self.directory.where(src, host))
 
-    def _lost(self, session: Session, reason: str) -> None:
-        host = next((h for h in self.hosts.values() if self._sessions.get(h.id) is session), None)
-        if host is not None:
-            del self._sessions[host.id]
-            del self.hosts[host.id]
-            self.on_host_lost(host)
-            exit = Exit.host_lost(address(host.id, 0), host.name, reason)
-            for told in self.on_gone:
-                told(exit)
-            self.on_exit(exit, 0, self.router.lose_host(host.id, exit.as_error()))
-
-    def _tick(self) -> None:
-        self._tick_handle = self._loop.call_later(self.config.heartbeat / 2, self._tick)
-        for session in list(self._sessions.values()):
-            session.tick()
+    def _lost(self, host: Host, error: HostLost) -> None:
+        self.on_host_lost(host)
+        exit = Exit.host_lost(address(host.id, AGENT), host.name, error.reason)
+        for told in self.on_gone:
+            told(exit)
+        self.on_exit(exit, 0, self.router.lose_host(host.id, exit.as_error()))
 
 
 def lose(router: Router, exit: Exit) -> int:

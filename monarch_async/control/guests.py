@@ -2,8 +2,8 @@
 
 G1. A session is resumed only by whoever holds its id, within its lease; otherwise its dialler is told that it is gone.
 G2. A guest that is not heard for longer than ``resume_window`` is expired, by this machine's own clock.
-G3. An agent that was itself frozen for so long expires all its guests when it thaws, before it reads what has been
-    waiting in its sockets: they have given it up.
+G3. An agent that was itself frozen for so long expires all its guests when it thaws, before it lets anybody in (again)
+    or notes who was heard: they have given it up. ``on_frozen`` is told.
 G4. A guest on a unix socket may be silent: the kernel closes the socket when it ends, so it is merely stopped (in a
     debugger, or by a terminal that scrolls no further), and goes on some time.
 """
@@ -54,13 +54,15 @@ class Guests:
         clock: Callable[[], float],
         on_joined: Callable[[Guest], None],
         on_expired: Callable[[Guest, str], None],
+        on_frozen: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``consumer`` takes their frames; ``name`` and ``address`` are the agent's own."""
         self._consumer, self._config, self._clock = consumer, config, clock
         #: What whoever dials in is told of this agent.
         self.introduction: dict[str, Any] = {"role": "agent", "name": name, "address": address, "pid": os.getpid()}
-        self._on_joined, self._on_expired = on_joined, on_expired
+        self._on_joined, self._on_expired, self._on_frozen = on_joined, on_expired, on_frozen
         self._ticked_at = clock()
+        self._is_pinging = False
         self._guests: dict[bytes, Guest] = {}
         self._admitted: tuple[dict[str, Any], Guest | None] | None = None
 
@@ -69,6 +71,7 @@ class Guests:
 
     def admit(self, info: bytes) -> bytes:
         """Answer an authenticated dialler's introduction; raises HandshakeRefused."""
+        self._check_frozen()
         try:
             said = msgpack.unpackb(info)
             who = {
@@ -146,22 +149,35 @@ class Guests:
                 self._expire(guest, why)
 
     def tick(self) -> None:
-        """Expire who was silent for too long (G3: before noting who was heard), and say that this end lives."""
-        now, window = self._clock(), self._config.resume_window
-        frozen, self._ticked_at = now - self._ticked_at, now
+        """Expire who was silent for too long; every other time, say that this end lives.
+
+        Called every half heartbeat.
+        """
+        self._check_frozen()
+        self._ticked_at = now = self._clock()
+        self._is_pinging = not self._is_pinging
+        window = self._config.resume_window
         for guest in self:
             silence = 0.0 if guest.connection.link is None else now - guest.heard_at
-            if frozen > window:
-                self._expire(guest, f"this agent was frozen for {frozen:.1f} s")
-                continue
             if silence > window:
                 self._expire(guest, f"not heard for {silence:.1f} s")
                 continue
             if guest.connection.was_heard:
                 guest.connection.was_heard = False
                 guest.heard_at = now
-            if guest.connection.wire is not None:
+            if self._is_pinging and guest.connection.wire is not None:
                 guest.connection.ping()
+
+    def _check_frozen(self) -> None:
+        """G3."""
+        now = self._clock()
+        frozen = now - self._ticked_at
+        if frozen > self._config.resume_window:
+            self._ticked_at = now
+            why = f"this agent was frozen for {frozen:.1f} s"
+            for guest in self:
+                self._expire(guest, why)
+            self._on_frozen(why)
 
     def _expire(self, guest: Guest, why: str) -> None:
         if self._guests.pop(guest.session, None) is None:

@@ -6,7 +6,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     warm [preload, sys_path]           have a zygote ready; not answered
     stop [proc ids, reason, grace]     orderly; answered when all are gone
     kill [proc ids, signal, by]        at once
-    peers [{host id: [name, url]}]     where the other agents are
+    host_lost, renewed, settle, ...    what becomes of hosts: see `host_news`
     leave []                           a client or observer says goodbye; not answered
     status []                          this host, its procs, their actors and calls in flight
     store [operation, id, ...]         shared objects: see `host_store`
@@ -36,6 +36,7 @@ from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.control.guests import Guest, Guests
 from monarch_async.control.host_coordination import HostCoordination
+from monarch_async.control.host_news import HostNews
 from monarch_async.control.host_store import HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
@@ -84,12 +85,14 @@ class HostAgent:
         self.tls = self.plane.tls
         self.plane.identify(cluster, self.address, f"the agent of {name}", "")
         self.workers = Workers(self.relay, name, cluster, config, is_lifelined)
-        self.guests = Guests(self.relay, name, self.address, config, clock, self._joined, self._expired)
+        self.guests = Guests(self.relay, name, self.address, config, clock, self._joined, self._expired, self._frozen)
         self.guests.introduction["resources"] = resources.pack()
-        self._peers = Peers(self.relay, name, self.address, token, config, self._peer_lost, self.tls)
-        self.relay.find_peer = self._peers.find
         self._tasks: set[asyncio.Task[None]] = set()
         self.inquiries = Inquiries(self.address, self._find)
+        self.news = HostNews(self.guests, self.inquiries, self.workers.living, self.answer, self._start_task)
+        where, lost = self.news.where, self._peer_lost
+        self._peers = self.news.peers = Peers(self.relay, name, self.address, token, config, lost, where, self.tls)
+        self.relay.find_peer, self.relay.seek_peer = self._find_peer, self._peers.seek
         self.store = HostStore(self.address, self, self.inquiries, self.plane, config)
         self.uploads = Uploads(self.plane)
         self.coordination = HostCoordination(self.relay, self.workers, self.answer, self.inquiries, self.store)
@@ -99,6 +102,7 @@ class HostAgent:
             "store": self.store.take,
             "sync": self.coordination.take,
             **self.reservations.operations,
+            **self.news.operations,
         }
         #: Told the address of every proc and client that has ended, here and on other hosts, and of lost hosts' agents.
         self.on_gone: list[Callable[[int], None]] = [self.coordination.gone]
@@ -114,9 +118,14 @@ class HostAgent:
 
     def _find(self, dst: int) -> Connection | None:
         """Return the way of this agent's own requests: always the same one to one host, so that they come in order."""
-        if host_of(dst) == self.host:
-            return self.relay.find(dst)
-        return self._peers.find(host_of(dst)) or self.relay.find(dst)
+        if host_of(dst) != self.host and proc_of(dst) == AGENT:
+            return self._peers.seek(host_of(dst))
+        return self.relay.find(dst)
+
+    def _find_peer(self, host: int) -> Connection | None:
+        """An agent that has dialled us is answered on our own session to it, so that each way is one path (R1)."""
+        is_guest = address(host, AGENT) in self.relay.routes
+        return self._peers.seek(host) if is_guest else self._peers.find(host)
 
     def is_near(self, address: int) -> bool:
         """Return whether a proc or client is on this machine, as far as its connection shows."""
@@ -148,8 +157,14 @@ class HostAgent:
         self.store.gone(client.address, may_live=True)
         self._tell_gone(client.address)
         self._peers.lose(host_of(client.address), f"its agent, our guest, is gone: {why}")
+        error = HostLost(client.name, why)
         if guest.role == "agent":
-            self._host_lost(client.address, HostLost(client.name, why))
+            self._host_lost(client.address, error)
+        else:
+            self.inquiries.lose(agent_of(client.address), error)
+
+    def _frozen(self, why: str) -> None:
+        self.news.was_frozen(why)
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
         """A socket broke (`relay.Desk`)."""
@@ -212,9 +227,6 @@ class HostAgent:
             case "kill":
                 ids, signo, by = arguments
                 self.workers.kill(self.workers.find(ids), signo, by)
-                self.answer(src, call, None)
-            case "peers":
-                self._peers.learn(*arguments)
                 self.answer(src, call, None)
             case "upload":
                 self._start_task(self._upload(src, call, *arguments))

@@ -78,6 +78,8 @@ class Relay:
         self.host, self._desk = host, desk
         #: The connection to another host's agent, dialled on first use.
         self.find_peer: Callable[[int], Connection | None] = lambda host: None
+        #: The same, of a host that is not known here: for what is asked of it.
+        self.seek_peer: Callable[[int], Connection | None] = lambda host: None
         self.address = address(host, 0)
         self.routes: dict[int, Connection] = {}  #: workers and clients by address; learned ones behind peers too
         self._gatherings: dict[tuple[int, int], Gathering] = {}
@@ -128,7 +130,7 @@ class Relay:
     def _route(self, source: Connection, dst: int, data: bytes, start: int) -> Connection | None:
         route = self.routes.get(dst)
         if route is None:
-            route = self.find(dst)
+            route = self.find(dst) or self._seek(dst, data[start + 4])
         if route is not None and dst not in source.sent_to:
             source.sent_to.add(dst)
             self._learn(source, U64.unpack_from(data, start + 16)[0])
@@ -225,6 +227,10 @@ class Relay:
         if route is None and host_of(dst) != self.host:
             route = self.find_peer(host_of(dst)) or self.routes.get(agent_of(dst))
         return route
+
+    def _seek(self, dst: int, kind: int) -> Connection | None:
+        """Who answers somebody has heard of him: where that one is not known any more, he has gone."""
+        return None if kind == REPLY or host_of(dst) == self.host else self.seek_peer(host_of(dst))
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 

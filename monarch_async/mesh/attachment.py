@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
-from monarch_async.control.controller import Controller, Host, default_name
+from monarch_async.control.controller import Controller, default_name
+from monarch_async.control.host import Host
 from monarch_async.errors import Closed, ExtentError, SpawnFailed
 from monarch_async.ids import AGENT, address
 from monarch_async.mesh.domain import activate_domain
@@ -56,10 +57,8 @@ class Attachment:
         self._program = Program(controller, self._scope)
         try:
             hosts = await self._find_hosts(controller)
-            self._program.hosts, self._program.home = hosts, address(hosts[0].id, AGENT)
+            self._program.home = address(hosts[0].id, AGENT)
             activate_domain(self._program)
-            if len(hosts) > 1:
-                await controller.introduce()
             if preload := default_preload():  # so that the first spawn finds it warm
                 for host in hosts:
                     self._program.requests.post(address(host.id, 0), "warm", list(preload), list(client_path()))
@@ -174,7 +173,7 @@ class LocalHosts(Attachment):
         for agent, host in zip(self._agents, hosts, strict=True):
             self._watches.append(asyncio.get_running_loop().create_task(_watch(agent, host, controller)))
         agents = {host.id: agent for agent, host in zip(self._agents, hosts, strict=True)}
-        controller.watched.update(agents)
+        controller.links.watched.update(agents)
         controller.on_host_lost = lambda host: agents[host.id].kill()
         return hosts
 
@@ -201,7 +200,7 @@ async def _watch(agent: LocalAgent, host: Host, controller: Controller) -> None:
     """An agent that ends before its program is known dead at once."""
     code = await agent.process.wait()
     how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-    controller.declare_lost(host, f"its agent (pid {agent.process.pid}) {how}")
+    controller.links.declare_lost(host, f"its agent (pid {agent.process.pid}) {how}")
 
 
 class AttachedHosts(Attachment):

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_async.control.controller import Host, ProcIds, Requests
+from monarch_async.control.controller import ProcIds, Requests
+from monarch_async.control.host import Host
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Lost, MeshError
@@ -63,9 +64,9 @@ class Annex(Protocol):
 class Domain:
     """One process's part in the cluster. Subclassed by the client's program and the worker."""
 
-    def __init__(self, router: Router, hosts: list[Host]) -> None:
-        """``hosts``: those this process can spawn procs on."""
-        self.router, self.hosts = router, hosts
+    def __init__(self, router: Router) -> None:
+        """Nothing is spawned yet."""
+        self.router = router
         self.root = router.address  #: the client at the root of the tree of who spawned whom
         self.home = 0  #: the agent of that client's first host, lost or not: where what has a name is found
         self.requests = Requests(router)
@@ -75,13 +76,17 @@ class Domain:
         self.registrations: dict[int, Registration] = {}  #: by the id of the region
         self.belongings: set[Belonging] = set()
         self.annexes: dict[type, Annex] = {}  #: what floors above this one keep here, by class
-        self.lost_hosts: set[int] = set()
         self.holdings = Holdings(router, self.requests, self.store_agent)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deaths: dict[tuple[object, ...], Outcome] = {}  # by the facts of the death
         router.failures.on_unseen = self.unseen
 
     # -- what differs ----------------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The hosts of the program that live, as far as this process knows them."""
+        raise NotImplementedError
 
     def owner_actor(self) -> int:
         """Return the id of the actor that spawns now; 0 in the client."""
@@ -191,13 +196,14 @@ class Domain:
     def exited(self, exit: Exit, is_delivered: bool) -> None:
         """A proc or a host has ended: tell the owners of what was there."""
         if exit.is_host:
-            self.lost_hosts.add(host_of(exit.address))
             gone = [a for a in self.allocations if host_of(a) == host_of(exit.address)]
         else:
             gone = [exit.address] if exit.address in self.allocations else []
         told: set[int] = set()
         for address in gone:
             allocation = self.allocations[address]
+            if exit.is_host:
+                allocation.unreachable.add(address)
             if address in allocation.dead or allocation.is_stopped or not exit.was_up:
                 continue
             allocation.dead.add(address)

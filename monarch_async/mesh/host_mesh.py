@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from monarch_async.control.controller import Host
+from monarch_async.control.host import Host
 from monarch_async.mesh.domain import active_domain
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
 from monarch_async.mesh.proc_recipe import (

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from monarch_async.control.controller import Host
+from monarch_async.control.host import Host
 from monarch_async.errors import Closed, HostLost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
@@ -36,6 +36,7 @@ class Allocation:
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
         self.dead: set[int] = set()
+        self.unreachable: set[int] = set()  #: those that went with their hosts: there is nobody to ask to stop them
         self.restarting: dict[int, asyncio.Task[None]] = {}  #: by address
         self._ending: set[int] = set()  # asked to stop: they are not to come back
         self.is_stopped = False
@@ -126,6 +127,7 @@ class Allocation:
 
     async def _restart(self, rank: int, address: int) -> None:
         self.dead.add(address)
+        self.unreachable.discard(address)  # its host may have come back
         await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "it is restarted", 0.2)
         self.domain.router.direct.settle(address)  # it would fail what is sent to the new one
         spec = self._spec(rank)
@@ -148,13 +150,13 @@ class Allocation:
             group.excuse()
         by_agent: dict[int, list[int]] = defaultdict(list)
         for address in addresses:
-            by_agent[agent_of(address)].append(proc_of(address))
+            if address not in self.unreachable:
+                by_agent[agent_of(address)].append(proc_of(address))
         grace = self.domain.router.config.stop_grace
         outcomes = await asyncio.gather(
             *[
                 self.domain.requests.ask(agent, "stop", ids, reason, grace)
                 for agent, ids in by_agent.items()
-                if host_of(agent) not in self.domain.lost_hosts
             ],
             return_exceptions=True,
         )

@@ -5,6 +5,7 @@ import contextlib
 
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
+from monarch_async.control.host import Host
 from monarch_async.control.supervision import Failure
 from monarch_async.errors import Closed
 from monarch_async.ids import AGENT, address, host_of
@@ -23,12 +24,17 @@ class Program(Domain):
 
     def __init__(self, controller: Controller, scope: Scope) -> None:
         """Take what the controller reports."""
-        super().__init__(controller.router, [])
+        super().__init__(controller.router)
         self.controller, self.scope = controller, scope
         self.console = Console(controller.config.fold_logs, scope.fail)
         controller.on_exit = lambda exit, _, pending: self.exited(exit, pending > 0)
         controller.on_failure = self.failed
         controller.on_lines = self.console.show
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Those that are up, suspect or draining, in the order in which they joined."""
+        return list(self.controller.hosts.values())
 
     @property
     def config(self) -> Config:
@@ -37,7 +43,7 @@ class Program(Domain):
 
     def store_agent(self, home: int) -> int:
         """Return the home itself where it is on this machine, or no host is; else the first host that is."""
-        living = [host for host in self.hosts if host.id in self.controller.hosts]
+        living = self.hosts
         near = [host for host in living if self.router.outgoing.is_near(host.id)] or living
         if not near:
             raise Closed("this program", "all its hosts are gone")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_async.control.cluster_token import TOKEN_VARIABLE
-from monarch_async.control.controller import Host, lose
+from monarch_async.control.controller import lose
+from monarch_async.control.host import Host
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import ActorDied
@@ -30,7 +31,7 @@ class WorkerDomain(Domain):
 
     def __init__(self, proc: Proc, spec: dict[str, Any]) -> None:
         """``spec``: what the agent said of this proc."""
-        super().__init__(proc.router, [Host(host_of(proc.info.address), proc.info.host, "")])
+        super().__init__(proc.router)
         self._proc = proc
         self.root, self.home = spec["root"], spec["home"]
         proc.on_exit = self._take_exit
@@ -43,6 +44,11 @@ class WorkerDomain(Domain):
         agent, taker = agent_of(proc.info.address), proc.router.taker
         taker.fetch_once = lambda *upload: self.requests.ask(agent, "upload", *upload)
         taker.release = lambda name: proc.router.call_soon(self.requests.post, agent, "uploaded", name)
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Its own host first."""
+        return [Host(host_of(self._proc.info.address), self._proc.info.host, "")]
 
     def owner_actor(self) -> int:
         """Return the id of the actor whose endpoint runs; 0 where a guardian spawns."""

@@ -78,6 +78,7 @@ class Router:
         self.is_closed = False
         self._uplinks: dict[int, Connection] = {}
         self._uplink: Connection | None = None
+        self._lost_hosts: dict[int, Lost] = {}
         self._paths: dict[tuple[int, int], Path] = {}
         #: Not those of an earlier life at this address: what that one asked for may still be answered, or kept by name.
         self._ids = itertools.count(1 + (secrets.randbits(31) << 31))
@@ -92,30 +93,40 @@ class Router:
 
     # -- connections -----------------------------------------------------------------------------------------------
 
-    def add_uplink(self, host: int, connection: Connection) -> None:
-        """Send what goes to ``host`` over ``connection``; the first one also takes what goes to unknown hosts."""
-        self._uplinks[host] = connection
-        if self._uplink is None:
-            self._uplink = connection
+    def add_uplink(self, host: int, connection: Connection) -> bool:
+        """Send what goes to ``host`` over ``connection``; the first one also takes what goes to unknown hosts.
 
-    def remove_uplink(self, host: int) -> None:
-        """Forget a host."""
-        gone = self._uplinks.pop(host, None)
-        if gone is self._uplink:
-            self._uplink = next(iter(self._uplinks.values()), None)
-        for key in [key for key in self._paths if host_of(key[0]) == host]:
-            del self._paths[key]
+        Returns whether this host was lost before. Then old paths lead there too: to where nothing of theirs is left.
+        """
+        error = self._lost_hosts.pop(host, None)
+        if error is not None:
+            self.lose(lambda dst: host_of(dst) == host, error)  # what was refused, and has not been told so yet
+            for key, path in self._paths.items():
+                if host_of(key[0]) == host:
+                    path.connection = connection
+        self._uplinks[host] = connection
+        if self._uplink is None or self._uplink.is_closed:
+            self._uplink = connection
+        return error is not None
 
     def lose_host(self, host: int, error: Lost) -> int:
-        """A host is gone: calls to it fail with ``error``, pending ones now, later ones at once. Returns as `lose`."""
+        """A host is gone: calls to it fail with ``error``, pending ones now, later ones at once. Returns as `lose`.
+
+        Until `add_uplink` brings a new way there.
+        """
 
         def is_there(dst: int) -> bool:
             return host_of(dst) == host
 
         def refuse(frame: bytes) -> None:
-            self.loop.call_soon(self.lose, is_there, error)
+            self.loop.call_soon(lose_refused)
+
+        def lose_refused() -> None:
+            if self._uplinks.get(host) is connection and not self.is_closed:
+                self.lose(is_there, error)
 
         connection = self._uplinks[host]
+        self._lost_hosts[host] = error
         connection.send = refuse  # it stays the way to that host, for references that know it
         if connection is self._uplink:
             self._uplink = next((other for other in self._uplinks.values() if not other.is_closed), None)
@@ -136,11 +147,6 @@ class Router:
             window = max(config.window_calls, 2 * max_concurrency)
             path = self._paths[(dst, actor)] = Path(dst, actor, self.uplink(dst), window, config.window_bytes)
         return path
-
-    def forget_paths(self, dst: int) -> None:
-        """The proc at ``dst`` is gone: what waits for its window can never be sent."""
-        for key in [key for key in self._paths if key[0] == dst]:
-            self._paths[key].forget(self.uplink(dst))
 
     def retire(self, members: Sequence[int], actor: int | None = None) -> None:
         """These procs, or their members of ``actor``, have been ended for good: keep nothing for them.
@@ -356,8 +362,9 @@ class Router:
                 count += pending.is_carrier
                 if pending.lose(gone, error):
                     self.pending.pop(call, None)
-        for dst in {key[0] for key in self._paths if gone(key[0])}:
-            self.forget_paths(dst)
+        for key, path in self._paths.items():
+            if gone(key[0]):
+                path.forget(self.uplink(key[0]))
         self.delivery.lose(gone)
         self.outgoing.lose(gone)
         self.direct.lose(gone)

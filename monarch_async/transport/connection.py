@@ -113,6 +113,16 @@ class Connection(asyncio.Protocol):
 
     # -- the socket under it ---------------------------------------------------------------------------------------
 
+    def keep_by(self, link: Link) -> None:
+        """Let the session outlive its sockets, from now on: before the first of them."""
+        early, offset = b"".join(self._joined), 0
+        self._joined.clear()
+        self.link, self.send = link, self._send_linked
+        while offset < len(early):
+            (length,) = U32.unpack_from(early, offset)
+            self.send(early[offset : offset + length])
+            offset += length
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """An inherited socket needs no handshake."""
         self.attach(cast(asyncio.Transport, transport))  # uvloop's does not derive from it

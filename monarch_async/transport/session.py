@@ -4,6 +4,9 @@
     Down       it broke; dialling again, with growing pauses, until ``resume_window`` after the peer was last heard
     Lost       given up; ``on_lost`` is told once
 
+It is in *doubt* while it is Down, and while it is Up and silent for three heartbeats; ``on_doubt`` is told why, and
+told nothing when that is over.
+
 Over a unix socket there is no Down: such a connection ends only with the process at the other end. Silence counts as a
 break too: a peer that has not even pinged for three heartbeats gets a new socket, which it may answer when it thaws.
 Time in which this end's own loop was blocked is no silence of the peer's: nobody was listening.
@@ -33,17 +36,22 @@ class Session:
     def __init__(
         self,
         consumer: Consumer,
-        url: Url,
+        url: Url | None,
         token: bytes,
         info: dict[str, Any],
         config: Config,
         on_lost: Callable[["Session", str], None],
         tls: Tls | None = None,
         address: int = 0,
+        on_doubt: Callable[["Session", str], None] = lambda *_: None,
     ) -> None:
-        """``info`` introduces this end: role, address, name; ``address`` is the peer's, where it is known before."""
-        self.url, self.config = url, config
-        self._token, self._tls, self._on_lost = token, tls, on_lost
+        """``info`` introduces this end: role, address, name; ``address`` is the peer's, where it is known before.
+
+        Where ``url`` is not known yet, `locate` says it before `open`.
+        """
+        self.config = config
+        self._token, self._tls, self._on_lost, self._on_doubt = token, tls, on_lost, on_doubt
+        self.doubt = ""  #: why it is in doubt; empty: it is not
         self._loop = asyncio.get_running_loop()
         self._info = {**info, "session": os.urandom(16)}
         self._redialling: asyncio.Task[None] | None = None
@@ -52,8 +60,23 @@ class Session:
         self.local_host = ""  #: this machine's address on the way there; empty over a unix socket
         self._why = ""  # what went wrong when it was last dialled again
         #: What is sent before `open` has succeeded waits.
-        self.connection = Connection(consumer, url.text, address, None if url.path else Link(), config.max_frame)
-        self.is_lost = False
+        self.connection = Connection(consumer, "", address, None, config.max_frame)
+        self.is_lost = self._is_pinging = False
+        self._url: Url | None = None
+        if url is not None:
+            self.locate(url)
+
+    @property
+    def url(self) -> Url:
+        """Where it dials."""
+        assert self._url is not None
+        return self._url
+
+    def locate(self, url: Url) -> None:
+        """Say where the peer is."""
+        self._url, self.connection.name = url, url.text
+        if not url.path:
+            self.connection.keep_by(Link())
 
     async def open(self, patience: float = 0.0) -> None:
         """Dial for the first time, again and again for ``patience`` seconds where that can help.
@@ -93,9 +116,13 @@ class Session:
             return
         link.down(self._loop.time())
         self._redialling = self._loop.create_task(self._redial())
+        self._set_doubt(f"its connection broke{f': {error}' if error else ''}")
 
     def tick(self) -> None:
-        """Note whether the peer was heard since the last tick, and say that we live. Called every half heartbeat."""
+        """Note whether the peer was heard since the last tick; every other time, say that we live.
+
+        Called every half heartbeat.
+        """
         now = self._loop.time()
         connection = self.connection
         blocked = now - self._ticked_at - self.config.heartbeat
@@ -105,15 +132,26 @@ class Session:
         if connection.was_heard:
             connection.was_heard = False
             self.heard_at = now
+            if self.doubt and connection.wire is not None:
+                self._set_doubt("")
         silence = now - self.heard_at
         if self.is_lost or connection.is_closed:
             return
         if silence > self.config.resume_window:
             self.lose(self._overdue(silence))
-        elif silence > 3 * self.config.heartbeat and connection.link is not None and self._redialling is None:
-            connection.drop()
-        elif connection.wire is not None:
+            return
+        if silence > 3 * self.config.heartbeat and self._redialling is None and self.peer:
+            self._set_doubt(f"not heard for {silence:.1f} s")
+            if connection.link is not None:
+                connection.drop()
+        self._is_pinging = not self._is_pinging
+        if self._is_pinging and connection.wire is not None:
             connection.ping()
+
+    def _set_doubt(self, why: str) -> None:
+        if bool(why) != bool(self.doubt) and not self.is_lost:
+            self.doubt = why
+            self._on_doubt(self, why)
 
     async def _redial(self) -> None:
         """Try until the window is over; the dial's own timeout bounds each attempt."""
@@ -142,6 +180,8 @@ class Session:
                     self._redialling, self._why = None, ""
                     self.heard_at = self._loop.time()
                     self.connection.attach(wire, agreed.leftover, replay)
+                    if self._redialling is None:  # that socket is still there
+                        self._set_doubt("")
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

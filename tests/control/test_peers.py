@@ -39,12 +39,20 @@ async def test_a_peer_given_up_while_it_is_dialled_is_lost_once(unused: str) -> 
     """Its dial fails later, when the next session to that host is there: which must stay."""
     lost: list[tuple[object, ...]] = []
     config = Config(resume_window=60.0)
-    peers = Peers(Silent(), "here", address(OWN, 0), b"token", config, lambda c, *why: lost.append((c.address, *why)))
+
+    async def where(host: int) -> tuple[str, str]:
+        return "far", unused
+
+    def on_lost(connection: Connection, *why: str) -> None:
+        lost.append((connection.address, *why))
+
+    peers = Peers(Silent(), "here", address(OWN, 0), b"token", config, on_lost, where)
     try:
-        peers.learn({FAR: ("far", unused)})
-        first = peers.find(FAR)
+        assert peers.find(FAR) is None
+        first = peers.seek(FAR)
+        await asyncio.sleep(0.01)  # it knows where
         peers.lose(FAR, "it says so")
-        second = peers.find(FAR)
+        second = peers.seek(FAR)
         assert first is not second
         async with asyncio.timeout(5):
             while len(peers._dials) > 1:

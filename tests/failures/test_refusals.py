@@ -159,7 +159,7 @@ async def test_a_cast_and_requests_that_make_no_sense(agent: Agent) -> None:
     wire, agreed = await dial(Url.parse(agent.url), TOKEN.encode(), msgpack.packb(info))
     to = _agents_address(agreed.info)
     requests = [b"", b"\xc1", msgpack.packb(5), msgpack.packb(["no such"]), msgpack.packb(["spawn", 1, 2, 3])]
-    requests += [msgpack.packb(["spawn", [{}], [], []]), msgpack.packb(["kill"]), msgpack.packb(["peers", {1: 2}])]
+    requests += [msgpack.packb(["spawn", [{}], [], []]), msgpack.packb(["kill"]), msgpack.packb(["renewed", {}])]
     for request in requests:
         wire.write(frame.pack_frame(frame.CONTROL, 0, to, info["address"], 0, 1, b"", request))
     await agent.wait_said("bad request from odd client")

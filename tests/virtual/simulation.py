@@ -346,7 +346,7 @@ class Simulation:
     @property
     def session(self) -> Any:
         """The client's session to the first host."""
-        return next(iter(active_domain().controller._sessions.values()))  # type: ignore[attr-defined]
+        return next(iter(active_domain().controller.links)).session  # type: ignore[attr-defined]
 
     @property
     def routers(self) -> list[Router]:

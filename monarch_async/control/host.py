@@ -1,0 +1,19 @@
+"""A host, as every process names it. Pure."""
+
+from dataclasses import dataclass, field
+
+from monarch_async.scheduler.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host as every proc knows it: its id, its name, where its agent listens, what it has to place on.
+
+    The id is that of the agent's process: it draws one when it starts. A host that was lost and comes back with the
+    same process has the same id; one whose agent was started anew is another host.
+    """
+
+    id: int
+    name: str
+    url: str
+    resources: Resources = field(default=Resources(), compare=False)
