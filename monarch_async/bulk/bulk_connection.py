@@ -72,7 +72,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._wire = wire
         wire.pause_reading()  # how it reads depends on the protocol it starts with
         wire.set_protocol(self)
-        wire.set_write_buffer_limits(0)
+        wire.set_write_buffer_limits(1 if wire.get_extra_info("ssl_object") else 0, 0)  # TLS pauses *at* the limit
         sock = wire.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             _keep_alive(sock, silence)

@@ -18,6 +18,7 @@ from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused
 from monarch_async.testing.proxy import FaultProxy
 from monarch_async.transport.dial import listening
+from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.chunk import HEADER_SIZE, parse_header
@@ -116,8 +117,11 @@ async def owning(config: Config = SMALL, operations: Mapping[str, Operation] | N
     endpoint = Endpoint(b"cluster!", 1, "trainers[0] on host-07", this_machine(), os.getpid(), 0, b"n" * 16, KEY)
     owner = Owner(regions, server, endpoint, config, contextlib.ExitStack())
     refused = lambda who, why: owner.refused.append((who, why))  # noqa: E731
-    async with listening(Url.parse("tcp://127.0.0.1:0"), KEY, lambda info: b"", server.take, refused) as url:
-        owner.endpoint = replace(endpoint, tcp=url.text.removeprefix("tcp://"))
+    tls = Tls(config)
+    listen = Url.inet("127.0.0.1", 0, tls.has_certificate)
+    async with listening(listen, KEY, lambda info: b"", server.take, refused, tls) as url:
+        name = tls.certificate.name if url.is_tls else ""
+        owner.endpoint = replace(endpoint, tcp=url.text.partition("://")[2], tls=name)
         try:
             yield owner
         finally:
