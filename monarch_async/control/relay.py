@@ -11,6 +11,7 @@ R3. A frame for a proc that is gone or never was is answered with that proc's de
 """
 
 import itertools
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -33,6 +34,9 @@ from monarch_async.wire.frame import (
     U64,
     split_cast,
 )
+
+#: Of a REPLY, from its 16th byte on: who sends it, and which call it answers.
+_SRC_AND_CALL = struct.Struct("<QQ")
 
 
 class Gathering:
@@ -100,7 +104,9 @@ class Relay:
                 if run_dst >= 0:
                     self._forward(connection, run_dst, data, run_start, offset)
                     run_dst = -1
-                if kind > LEASE:
+                if kind == REPLY and flags & GATHERED:
+                    self._gather(connection, flags, dst, data[offset:stop])
+                elif kind > LEASE:
                     connection.take_link_frame(kind, data, offset)
                     frames -= 1
                 else:
@@ -147,7 +153,10 @@ class Relay:
     def feed_large(self, connection: Connection, pieces: list[bytes]) -> None:
         """Forward one large frame without joining it."""
         _, kind, flags, _, dst = ROUTE.unpack_from(pieces[0])
-        if kind == CAST or dst == self.address or (kind == REPLY and flags & GATHERED):
+        if kind == REPLY and flags & GATHERED:
+            self._gather(connection, flags, dst, b"".join(pieces))
+            return
+        if kind == CAST or dst == self.address:
             self._take(connection, kind, flags, dst, b"".join(pieces))
             return
         route = self._route(connection, dst, pieces[0], 0)
@@ -159,9 +168,7 @@ class Relay:
     # -- casts and their replies -----------------------------------------------------------------------------------
 
     def _take(self, connection: Connection, kind: int, flags: int, dst: int, frame: bytes) -> None:
-        if kind == REPLY and flags & GATHERED:
-            self._gather(connection, flags, dst, frame)
-        elif kind == CAST:
+        if kind == CAST:
             self._split(connection, flags, dst, frame)
         elif kind == CONTROL:
             _, _, _, control, _, src, _, call = HEADER.unpack_from(frame)
@@ -180,26 +187,25 @@ class Relay:
         procs, head, rest = split_cast(frame)
         _, _, _, _, _, src, _, call = HEADER.unpack_from(frame)
         self._learn(connection, src)
-        sent_to = connection.sent_to
         members: set[int] = set()
         missing: list[int] = []
-        pack = U64.pack
+        host, find, pack = self.host << 32, self.routes.get, U64.pack
         for proc in procs:
-            member = self.host << 32 | proc
-            route = self.routes.get(member)
+            member = host | proc
+            route = find(member)
             if route is None:
                 missing.append(member)
                 continue
             members.add(member)
-            sent_to.add(member)
             route.send(head + pack(member) + rest)
+        connection.sent_to |= members
         if flags & GATHERED and members and not missing:
             self._gatherings[(src, call)] = Gathering(members)
         for member in missing:
             self._desk.take_undeliverable(connection, member, CALL)
 
     def _gather(self, connection: Connection, flags: int, dst: int, frame: bytes) -> None:
-        _, _, _, _, _, src, call, _ = HEADER.unpack_from(frame)
+        src, call = _SRC_AND_CALL.unpack_from(frame, 16)
         key = (dst, call)
         gathering = self._gatherings.get(key)
         if gathering is None:
