@@ -41,6 +41,7 @@ class Demand:
         axis: what the axis of bundles is called in meshes made of the placement.
         labels: only hosts that have these.
         hosts: only hosts of these names; any where empty.
+        prefers: rather on these hosts, where there is room on them.
         near: only hosts on which the placement of this id has bundles.
         apart: only hosts on which it has none.
         within: (placement id, bundle index): take from what that bundle holds, instead of from a host.
@@ -59,6 +60,7 @@ class Demand:
     axis: str = "bundles"
     labels: Mapping[str, str] = field(default_factory=dict)
     hosts: Sequence[str] = ()
+    prefers: Sequence[str] = ()
     near: int | None = None
     apart: int | None = None
     within: tuple[int, int] | None = None
@@ -72,6 +74,7 @@ class Demand:
         """Check what does not depend on hosts."""
         object.__setattr__(self, "bundles", tuple(self.bundles))
         object.__setattr__(self, "hosts", tuple(self.hosts))
+        object.__setattr__(self, "prefers", tuple(self.prefers))
         if not self.bundles or not all(isinstance(bundle, Bundle) for bundle in self.bundles):
             raise BadDemand(f"bundles={self.bundles!r}: expected one monarch_async.Bundle or more")
         if self.strategy not in STRATEGIES:

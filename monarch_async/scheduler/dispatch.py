@@ -80,7 +80,12 @@ class Dispatch:
         among = self.accounts.among(record, freed, now)
         if among is not None and not among:
             return None
-        return fit(record.shape, self.accounts.books, among)
+        books = self.accounts.books
+        if prefers := record.demand.prefers:
+            near = [book for book in (books.opened() if among is None else among) if book.name in prefers]
+            if near and (places := fit(record.shape, books, near)) is not None:
+                return places
+        return fit(record.shape, books, among)
 
     def is_due(self, record: PlacementRecord, now: float) -> bool:
         """Return whether one has been passed often or long enough."""

@@ -145,8 +145,13 @@ class Recalls:
 
 
 def _may_be_taken(record: PlacementRecord, waiter: PlacementRecord) -> bool:
-    """Return whether one may be recalled for another: a spare always, a preemptible one by its betters."""
+    """Return whether one may be recalled for another: a spare always, a preemptible one by its betters.
+
+    A spare for a spare only where that is no worse, and not for what its holder has already: that gains nothing.
+    """
     shape, wanted = record.shape, waiter.shape
     if shape.within != wanted.within:
         return False
+    if shape.is_spare and wanted.is_spare:
+        return shape.priority <= wanted.priority and not (shape == wanted and record.holder == waiter.holder)
     return shape.is_spare or (wanted.preempts and shape.preemptible and shape.priority < wanted.priority)

@@ -1,0 +1,32 @@
+"""Spares that wait for spares: pools of workers that share a cluster; and hosts that are preferred."""
+
+from few_hosts import ask, gang, granted, host, places, recalled, scheduler, withdraw
+from monarch_async.scheduler.demand import Bundle, Demand
+
+
+def worker(priority: int = 0, **more: object) -> Demand:
+    return Demand([Bundle()], is_spare=True, priority=priority, **more)  # type: ignore[arg-type]
+
+
+def test_nobody_gives_back_what_it_asks_for() -> None:
+    made = scheduler(host(1))
+    ask(made, 1, worker(), holder=7)
+    assert ask(made, 2, worker(), holder=7) == []
+    assert recalled(ask(made, 3, worker(), holder=8)) == [1]  # another takes its turn
+
+
+def test_what_is_deeper_in_its_work_goes_first() -> None:
+    made = scheduler(host(1))
+    ask(made, 1, worker(1), holder=8)
+    assert ask(made, 2, worker(), holder=7) == []
+    assert ask(made, 3, worker(1), holder=8) == []
+    assert granted(withdraw(made, 1)) == [3]
+    assert recalled(ask(made, 4, gang(1))) == [3]  # who is no spare waits for none
+
+
+def test_a_preferred_host_where_it_has_room() -> None:
+    made = scheduler(host(2), host(2))
+    for id in (1, 2):
+        assert places(ask(made, id, worker(prefers=["host1"])), id) == [1]
+    assert places(ask(made, 3, worker(prefers=["host1"])), 3) == [0]
+    assert places(ask(made, 4, worker(prefers=["nowhere"])), 4) == [0]
