@@ -66,6 +66,11 @@ from monarch_async.runtime.actor import Actor, endpoint
 from monarch_async.runtime.context import Context, context
 from monarch_async.scheduler.demand import Bundle, Demand
 from monarch_async.scheduler.resources import Resources
+from monarch_async.sync.barrier import Barrier
+from monarch_async.sync.event import Event
+from monarch_async.sync.lock import Lock
+from monarch_async.sync.queue import Queue
+from monarch_async.sync.semaphore import Semaphore
 from monarch_async.version import __version__
 
 __all__ = [
@@ -78,6 +83,7 @@ __all__ = [
     "BadDemand",
     "BadEndpoint",
     "BadFrame",
+    "Barrier",
     "BarrierBroken",
     "BufferMismatch",
     "Bundle",
@@ -88,6 +94,7 @@ __all__ = [
     "Demand",
     "Empty",
     "Error",
+    "Event",
     "Extent",
     "ExtentError",
     "Failure",
@@ -98,6 +105,7 @@ __all__ = [
     "HostLost",
     "HostMesh",
     "LinkBroken",
+    "Lock",
     "Lost",
     "MeshError",
     "NoTransport",
@@ -112,11 +120,13 @@ __all__ = [
     "Preempted",
     "ProcDied",
     "ProcMesh",
+    "Queue",
     "RankError",
     "Receiver",
     "Ref",
     "RemoteError",
     "Resources",
+    "Semaphore",
     "SpawnFailed",
     "StaleHandle",
     "Status",

@@ -141,6 +141,10 @@ class Waiting(Generic[T]):
         self._entries[key] = ask, what
         self._by_address.setdefault(ask.address, set()).add(ask.call)
 
+    def has(self, address: int) -> bool:
+        """Return whether a process is among them."""
+        return address in self._by_address
+
     def first(self) -> tuple[Ask, T] | None:
         """Return who has waited longest."""
         return next(iter(self._entries.values()), None)

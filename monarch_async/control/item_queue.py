@@ -91,7 +91,7 @@ class ItemQueue:
     def put(self, ask: Ask, nbytes: int, body: Any, may_wait: bool) -> list[Command]:
         """Answered with True: it is in; or False, now or later: there is room for it, `fill` it (Q4).
 
-        Without a ``body`` it is never in at once.
+        Without a ``body`` it is never in at once, nor while an earlier one of this process is still to be filled in.
         """
         if nbytes < 0:
             raise ValueError(f"an item of {nbytes} bytes")
@@ -107,7 +107,7 @@ class ItemQueue:
             self._putters.add(ask, nbytes)
             return []
         self._bytes += nbytes
-        if body is None:
+        if body is None or self._reserved.has(ask.address):  # what that process put before is to come before
             self._reserved.add(ask, nbytes)
             return [Answer(ask, False)]
         self._append(Item(body, nbytes))
