@@ -47,6 +47,7 @@ class Config:
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    task_idle: float = 5.0  #: a worker for tasks that has had none for so long is given back
     stderr_lines: int = 20  #: how many of its last stderr lines a dead proc's error shows
     warn_after: float = 10.0  #: a placement that waits for so long is logged, with a table of who holds what
     fold_logs: bool = False  #: fold runs of identical lines into one with a count

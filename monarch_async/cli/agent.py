@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_async.cli.tls_arguments import add_tls_arguments, config_of
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, take_token
+from monarch_async.control.declared import add_resource_options, declared_by
 from monarch_async.errors import Error
 from monarch_async.transport.loop import run_loop
 from monarch_async.transport.url import Url
@@ -58,6 +59,7 @@ def add_command(commands: "_SubParsersAction[argparse.ArgumentParser]") -> None:
         "--preload", nargs="+", default=[], metavar="MODULE", help="import these once, before procs are forked: torch"
     )
     add_tls_arguments(parser)
+    add_resource_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         return _complain(error)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run_loop(serve_agent(url.text, token, name, options.preload, config=config))
+        run_loop(serve_agent(url.text, token, name, options.preload, config=config, declared=declared_by(options)))
     except (Error, ValueError) as error:
         return _complain(error)
     except OSError as error:

@@ -29,6 +29,9 @@ Reading order
   ``host_store.py``, ``store_memory.py``, ``store_pull.py``  and done
 - ``coordination.py``, ``coordination_asks.py``, ``permits.py``, ``flag.py``, ``barrier.py``, ``item_queue.py``  locks,
   queues and the like, decided; ``host_coordination.py``  and done
+- ``inventory.py``, ``declared.py``  what a host has to place on; ``ledger.py`` (pure), ``reservations.py``  who holds
+  what of it; ``placer.py``, ``holder.py``, ``remote_placer.py``, ``placement_messages.py``  the client's scheduler, and
+  who asks it
 - ``uploads.py``  arguments that several procs of a host were sent
 - ``inquiries.py``, ``refusal.py``  what agents ask each other; how they say no
 - ``controller.py``  the client's side: ``host_links.py`` (sessions), ``membership.py`` and ``host.py`` (what hosts there

@@ -13,7 +13,9 @@ import socket
 from collections.abc import Sequence
 
 from monarch_async.config import Config
+from monarch_async.control.declared import Declared
 from monarch_async.control.host_agent import HostAgent
+from monarch_async.control.inventory import find_resources
 from monarch_async.control.kernel import raise_open_files
 from monarch_async.transport.dial import listening
 from monarch_async.transport.tls import warning_of_end
@@ -27,11 +29,15 @@ async def serve_agent(
     preload: Sequence[str] = (),
     lifeline: socket.socket | None = None,
     config: Config | None = None,
+    declared: Declared = Declared(),  # noqa: B008
+    share: tuple[int, int] = (0, 1),
 ) -> None:
     """Run an agent until its lifeline closes or a signal asks it to end. ``config``: by default from the environment.
 
-    Raises ValueError for a bad address, or where TLS cannot be set up for it, OSError where it cannot listen,
-    SpawnFailed where a preload fails.
+    ``declared`` and ``share`` are as of `inventory.find_resources`.
+
+    Raises ValueError for a bad address, for resources that make no sense, or where TLS cannot be set up, OSError where
+    it cannot listen, SpawnFailed where a preload fails.
     """
     config = config or Config.from_env()
     loop = asyncio.get_running_loop()
@@ -40,7 +46,8 @@ async def serve_agent(
     for signo in signals:
         loop.add_signal_handler(signo, ended.set)
     open_files = raise_open_files()  # three per worker are ours, and one per shared object
-    agent = HostAgent(name, token, config, is_lifelined=lifeline is not None)
+    resources = await find_resources(declared, share)
+    agent = HostAgent(name, token, config, is_lifelined=lifeline is not None, resources=resources)
     agent.workers.open_files = open_files  # workers get the limit that was
     guests = agent.guests
     try:

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from monarch_async.control.placement_messages import NOTHING, sum_held
 from monarch_async.scheduler.amounts import UNIT, custom_units, units
 from monarch_async.scheduler.events import Held
+from monarch_async.scheduler.holdings import summed
 from monarch_async.scheduler.resources import Resources
 
 
@@ -144,8 +144,7 @@ class Ledger:
 
     def elsewhere(self, client: int) -> Held:
         """Return what others than ``client`` hold together, leases included."""
-        others = [entry.charged for entry in self._entries.values() if entry.client != client]
-        return sum_held(others) if others else NOTHING
+        return summed([entry.charged for entry in self._entries.values() if entry.client != client])
 
 
 def _amounts(held: Held) -> Iterator[tuple[tuple[str, str], int]]:

@@ -13,18 +13,21 @@ from pathlib import Path
 
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import take_token
+from monarch_async.control.declared import add_resource_options, declared_by
 from monarch_async.errors import Error
 from monarch_async.transport.loop import run_loop
 from monarch_async.transport.url import Url
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the agent of a client: ``--lifeline FD --listen URL --name NAME [--preload MODULE ...]``."""
+    """Run the agent of a client: ``--lifeline FD --listen URL --name NAME [--preload MODULE ...]``, and resources."""
     parser = argparse.ArgumentParser(prog="monarch_async.control.local_agent")
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--preload", nargs="*", default=[])
+    parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "N"))
+    add_resource_options(parser)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format=f"agent {options.name}: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,8 +35,18 @@ def main(arguments: Sequence[str]) -> int:
     lifeline = socket.socket(fileno=options.lifeline)
     token = take_token(None)
     try:
-        run_loop(serve_agent(options.listen, token, options.name, options.preload, lifeline))
-    except (Error, OSError) as error:
+        run_loop(
+            serve_agent(
+                options.listen,
+                token,
+                options.name,
+                options.preload,
+                lifeline,
+                declared=declared_by(options),
+                share=tuple(options.share),
+            )
+        )
+    except (Error, OSError, ValueError) as error:
         try:
             lifeline.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         except OSError:

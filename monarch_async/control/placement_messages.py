@@ -1,10 +1,12 @@
 """How demands, and what is held, travel between clients, agents and workers: as msgpack. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from monarch_async.scheduler.demand import Bundle, Demand
 from monarch_async.scheduler.events import Held
+from monarch_async.scheduler.holdings import Holding, Holdings, HostHoldings, Waiter
 
 NOTHING = Held()
 
@@ -24,33 +26,13 @@ def _pairs(packed: Iterable[Any]) -> tuple[tuple[str, int], ...]:
     return tuple((str(name), int(amount)) for name, amount in packed)
 
 
-def sum_held(parts: Iterable[Held]) -> Held:
-    """Return several together."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    return Held(
-        sum(part.cpus for part in parts),
-        _sum_named(part.gpus for part in parts),
-        sum(part.memory for part in parts),
-        _sum_named(part.custom for part in parts),
-    )
-
-
-def _sum_named(parts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...]:
-    total: dict[str, int] = {}
-    for part in parts:
-        for name, amount in part:
-            total[name] = total.get(name, 0) + amount
-    return tuple(total.items())
-
-
 def pack_demand(demand: Demand) -> dict[str, Any]:
     """Return it for msgpack."""
     return {
         "bundles": [[b.cpus, b.gpus, b.memory, dict(b.custom)] for b in demand.bundles],
         "labels": dict(demand.labels),
         "hosts": list(demand.hosts),
+        "prefers": list(demand.prefers),
         "within": None if demand.within is None else list(demand.within),
         **{name: getattr(demand, name) for name in _AS_THEY_ARE},
     }
@@ -66,6 +48,39 @@ def unpack_demand(packed: dict[str, Any]) -> Demand:
         bundles=[Bundle(*bundle) for bundle in packed["bundles"]],
         labels=packed["labels"],
         hosts=packed["hosts"],
+        prefers=packed["prefers"],
         within=None if within is None else (within[0], within[1]),
         **{name: packed[name] for name in _AS_THEY_ARE},
     )
+
+
+def pack_holdings(holdings: Holdings) -> dict[str, Any]:
+    """Return them for msgpack."""
+    return asdict(holdings)
+
+
+def unpack_holdings(packed: dict[str, Any]) -> Holdings:
+    """Return what `pack_holdings` made."""
+    return Holdings(
+        tuple(map(_host_holdings, packed["hosts"])),
+        tuple(Waiter(**{**waiter, "kept_on": tuple(waiter["kept_on"])}) for waiter in packed["waiting"]),
+    )
+
+
+def _host_holdings(packed: dict[str, Any]) -> HostHoldings:
+    sums = {name: _held(packed[name]) for name in ("total", "free", "elsewhere")}
+    return HostHoldings(**{**packed, **sums, "holdings": tuple(map(_holding, packed["holdings"]))})
+
+
+def _holding(packed: dict[str, Any]) -> Holding:
+    within = packed["within"]
+    found = {
+        "bundles": tuple(packed["bundles"]),
+        "held": _held(packed["held"]),
+        "within": None if within is None else (within[0], within[1]),
+    }
+    return Holding(**{**packed, **found})
+
+
+def _held(packed: dict[str, Any]) -> Held:
+    return Held(packed["cpus"], _pairs(packed["gpus"]), packed["memory"], _pairs(packed["custom"]))

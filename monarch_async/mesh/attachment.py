@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, default_name
+from monarch_async.control.declared import RESOURCES_VARIABLE, as_options, one_each
 from monarch_async.control.host import Host
 from monarch_async.errors import Closed, ExtentError, SpawnFailed
 from monarch_async.ids import AGENT, address
@@ -25,6 +26,7 @@ from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
+from monarch_async.scheduler.resources import Resources
 from monarch_async.transport.loop import run_loop
 
 T = TypeVar("T")
@@ -103,13 +105,21 @@ class LocalAgent:
         self.name, self.process, self._lifeline = name, process, lifeline
 
     @classmethod
-    async def start(cls, name: str, url: str, token: str, config: Config) -> "LocalAgent":
-        """Start one. Its token goes through the environment, which others cannot read."""
+    async def start(
+        cls, name: str, url: str, token: str, config: Config, resources: Resources | None, share: tuple[int, int]
+    ) -> "LocalAgent":
+        """Start one. Its token goes through the environment, which others cannot read.
+
+        Where ``resources`` are not given it has what it finds; of the machine's devices its ``share``, (i, n).
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             environ = {**os.environ, **config.as_env(), TOKEN_VARIABLE: token}
-            arguments = ["--lifeline", str(fd), "--listen", url, "--name", name]
+            arguments = ["--lifeline", str(fd), "--listen", url, "--name", name, "--share", *map(str, share)]
+            if resources is not None:
+                arguments += as_options(resources)
+                environ.pop(RESOURCES_VARIABLE, None)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "monarch_async.control.local_agent", *arguments,
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=[fd], env=environ, start_new_session=True,
@@ -153,10 +163,10 @@ class LocalAgent:
 class LocalHosts(Attachment):
     """See `local_hosts`."""
 
-    def __init__(self, n: int, config: Config) -> None:
-        """``n`` agents."""
+    def __init__(self, n: int, config: Config, resources: Sequence[Resources | None]) -> None:
+        """``n`` agents, and what each of them has, where that is given."""
         super().__init__(config)
-        self._n = n
+        self._n, self._resources = n, resources
         self._agents: list[LocalAgent] = []
         self._folder = ""
         self._watches: list[asyncio.Task[None]] = []
@@ -166,7 +176,8 @@ class LocalHosts(Attachment):
         self._folder = _make_folder(token)
         for index in range(self._n):
             url = f"unix://{self._folder}/{index}.sock"
-            self._agents.append(await LocalAgent.start(f"host{index}", url, token, self._config))
+            resources, share = self._resources[index], (index, self._n)
+            self._agents.append(await LocalAgent.start(f"host{index}", url, token, self._config, resources, share))
         hosts = []
         for agent in self._agents:
             hosts.append(await controller.join(await agent.wait_ready(), token.encode()))
@@ -218,17 +229,24 @@ class AttachedHosts(Attachment):
         """The agents stay; what was started on them is gone."""
 
 
-def local_hosts(n: int = 1, *, config: Config | None = None) -> LocalHosts:
+def local_hosts(
+    n: int = 1, *, resources: Resources | Sequence[Resources] | None = None, config: Config | None = None
+) -> LocalHosts:
     """Return an ``async with`` block that starts ``n`` host agents on this machine and yields their `HostMesh`.
 
-    Each behaves as a separate host, with its own procs. Leaving the block ends everything started in it: procs, what
-    they started, agents. A failure nobody handled cancels the body and is raised here.
+    Each behaves as a separate host, with its own procs. ``resources`` says what each of them has to place on, one for
+    all or a sequence of one per host; where not given, each has all of this machine's cpus and memory, and a part of
+    its devices: no two have the same. The variable ``MONARCH_ASYNC_RESOURCES`` may say otherwise, see the command
+    ``monarch-async agent``. Leaving the block ends everything started in it: procs, what they started, agents. A
+    failure nobody handled cancels the body and is raised here.
 
-    Raises ExtentError where ``n`` is not positive; on entering, SpawnFailed where an agent cannot be started.
+    Raises ExtentError where ``n`` is not positive, ValueError where ``resources`` are not those of ``n`` hosts; on
+    entering, SpawnFailed where an agent cannot be started.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ExtentError(f"local_hosts(n={n!r}): expected a positive number of hosts")
-    return LocalHosts(n, config or Config.from_env())
+    given = [None] * n if resources is None else one_each(resources, n)
+    return LocalHosts(n, config or Config.from_env(), given)
 
 
 def attach(

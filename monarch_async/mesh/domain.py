@@ -8,15 +8,17 @@ handle that it fails itself (a guardian always does). When an owner ends, what i
 """
 
 import asyncio
-from collections.abc import Coroutine
+import itertools
+from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_async.control.controller import ProcIds, Requests
+from monarch_async.control.holder import Places
 from monarch_async.control.host import Host
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Lost, MeshError
-from monarch_async.ids import agent_of, host_of
+from monarch_async.ids import agent_of, host_of, random_id64
 from monarch_async.mesh.guardian import Guardian
 from monarch_async.mesh.holdings import Holdings
 from monarch_async.runtime.call import Unseen
@@ -48,8 +50,8 @@ class Belonging(Protocol):
 
     owner: object
 
-    def end(self) -> None:
-        """The owner has ended."""
+    def end(self) -> Awaitable[None] | None:
+        """The owner has ended; what is returned is waited for."""
         ...
 
 
@@ -71,6 +73,7 @@ class Domain:
         self.home = 0  #: the agent of that client's first host, lost or not: where what has a name is found
         self.requests = Requests(router)
         self.proc_ids = ProcIds()
+        self._placement_ids = itertools.count(random_id64() >> 1)  # no two processes' meet
         self.allocations: dict[int, Allocation] = {}  #: by proc address
         self.groups: dict[int, ActorGroup] = {}  #: by actor id
         self.registrations: dict[int, Registration] = {}  #: by the id of the region
@@ -116,11 +119,20 @@ class Domain:
         """Return the agent to ask about shared objects of this home; 0: about new ones. May raise Closed."""
         return agent_of(self.router.address)
 
+    @property
+    def placer(self) -> Places:
+        """Where to ask for placements."""
+        raise NotImplementedError
+
     # -- what is the same ------------------------------------------------------------------------------------------
 
     def name_of(self, agent: int) -> str:
         """Return the name of the host of an agent."""
         return next((host.name for host in self.hosts if host.id == host_of(agent)), f"{host_of(agent):08x}")
+
+    def take_placement_id(self) -> int:
+        """Return an id that no placement of any process has."""
+        return next(self._placement_ids)
 
     def start_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run ``work`` in a task that ends with the domain."""
@@ -231,12 +243,12 @@ class Domain:
 
     async def end(self, owner: object, reason: str) -> None:
         """End what ``owner`` has spawned, as it ends itself. Waits until all is gone."""
-        for belonging in [belonging for belonging in list(self.belongings) if belonging.owner is owner]:
-            belonging.end()
+        endings = [belonging.end() for belonging in list(self.belongings) if belonging.owner is owner]
         allocations = {id(a): a for a in self.allocations.values() if a.owner is owner}
         groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
         stops = [group.stop(group.members) for group in groups]
         stops += [allocation.stop(allocation.addresses, reason) for allocation in allocations.values()]
+        stops += [ending for ending in endings if ending is not None]
         stops += [registered.close() for registered in list(self.registrations.values()) if registered.owner is owner]
         await asyncio.gather(*stops, return_exceptions=True)  # where a host is gone, so is what was there
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from monarch_async.control.controller import Host
+from monarch_async.control.host import Host
 from monarch_async.errors import BadDemand
 
 

@@ -56,7 +56,7 @@ class PlacementRequest:
         try:
             await self._scope.__aexit__(cls, error, tb)
         finally:
-            await self._release()
+            await self._placement.release()
 
     async def _arrive(self) -> Placement:
         if self._is_used:
@@ -75,22 +75,18 @@ class PlacementRequest:
         self._domain.belongings.discard(self)
         self._domain.placer.withdraw(self._id)
 
-    async def _release(self) -> None:
-        try:
-            if self._placement is not None:
-                await self._placement.release()
-        finally:
-            self._give_back()
-
     async def end(self) -> None:
         """Its owner has ended (`domain.Belonging`)."""
-        await self._release()
+        if self._placement is not None:
+            await self._placement.release()
+        else:
+            self._give_back()
 
     # -- what the placer says (`holder.Holder`) --------------------------------------------------------------------
 
     def take_grant(self, granted: Granted) -> None:
         """It is there."""
-        self._placement = Placement(self._domain, self._id, self._demand, granted)
+        self._placement = Placement(self._domain, self._id, self._demand, granted, self._give_back)
         if not self._arrival.done():
             self._arrival.set_result(self._placement)
 
@@ -130,5 +126,5 @@ class PlacementRequest:
                 self._scope.fail(error)
             return
         placement.is_released = True
-        self._domain.start_task(self._release())
+        self._domain.start_task(placement.release())
         self._domain.tell(self.owner, Failure(error, placement, 0), False)

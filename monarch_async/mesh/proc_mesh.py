@@ -27,11 +27,20 @@ class Allocation:
     """The procs of one `spawn_procs`, all slices of the mesh share it. Known only where it was spawned."""
 
     def __init__(
-        self, domain: Domain, name: str, extent: Extent, hosts: Sequence[Host], recipe: ProcRecipe
+        self,
+        domain: Domain,
+        name: str,
+        extent: Extent,
+        hosts: Sequence[Host],
+        recipe: ProcRecipe,
+        placement: int = 0,
     ) -> None:
-        """One proc per point of ``extent``; ``hosts`` gives the host of each, in rank order."""
+        """One proc per point of ``extent``; ``hosts`` gives the host of each, in rank order.
+
+        ``placement``: the id of the one that they hang on; 0: none.
+        """
         self.domain, self.name, self.extent, self.recipe = domain, name, extent, recipe
-        self.hosts = list(hosts)
+        self.hosts, self.placement = list(hosts), placement
         self.addresses = array("Q", [host.id << 32 | domain.proc_ids.take() for host in hosts])
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
@@ -64,6 +73,7 @@ class Allocation:
             "entry": "monarch_async.mesh.worker:main",
             "owner_actor": self.owner_actor,
             "root": self.domain.root,
+            "placement": self.placement,
             "home": self.domain.home,
         }
 

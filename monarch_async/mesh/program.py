@@ -6,6 +6,8 @@ import contextlib
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
 from monarch_async.control.host import Host
+from monarch_async.control.placer import Placer
+from monarch_async.control.remote_placer import RemoteHolders
 from monarch_async.control.supervision import Failure
 from monarch_async.errors import Closed
 from monarch_async.ids import AGENT, address, host_of
@@ -27,9 +29,17 @@ class Program(Domain):
         super().__init__(controller.router)
         self.controller, self.scope = controller, scope
         self.console = Console(controller.config.fold_logs, scope.fail)
+        self._placer = Placer(controller)
+        RemoteHolders(controller, self._placer)
+        controller.links.listeners.append(self._placer.take_host_event)
         controller.on_exit = lambda exit, _, pending: self.exited(exit, pending > 0)
         controller.on_failure = self.failed
         controller.on_lines = self.console.show
+
+    @property
+    def placer(self) -> Placer:
+        """The one of the whole program: workers ask it too."""
+        return self._placer
 
     @property
     def hosts(self) -> list[Host]:
@@ -91,4 +101,5 @@ class Program(Domain):
             async with asyncio.timeout(2 * self.config.stop_grace + _PATIENCE):
                 await asyncio.gather(*stops, return_exceptions=True)
         self.console.close()
+        self._placer.close(Closed("this program", "it has left its hosts"))
         await self.controller.aclose()

@@ -12,6 +12,7 @@ from typing import Any
 from monarch_async.control.cluster_token import TOKEN_VARIABLE
 from monarch_async.control.controller import lose
 from monarch_async.control.host import Host
+from monarch_async.control.remote_placer import RemotePlacer
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
 from monarch_async.errors import ActorDied
@@ -34,6 +35,8 @@ class WorkerDomain(Domain):
         super().__init__(proc.router)
         self._proc = proc
         self.root, self.home = spec["root"], spec["home"]
+        self._placer = RemotePlacer(self.requests, self.root)
+        proc.operations |= self._placer.operations
         proc.on_exit = self._take_exit
         proc.on_failure = self.failed
         proc.release = self._release
@@ -49,6 +52,11 @@ class WorkerDomain(Domain):
     def hosts(self) -> list[Host]:
         """Its own host first."""
         return [Host(host_of(self._proc.info.address), self._proc.info.host, "")]
+
+    @property
+    def placer(self) -> RemotePlacer:
+        """What asks the client's."""
+        return self._placer
 
     def owner_actor(self) -> int:
         """Return the id of the actor whose endpoint runs; 0 where a guardian spawns."""
