@@ -1,6 +1,6 @@
 """All books, and who holds what in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.books import Books
@@ -160,6 +160,12 @@ class Accounts:
         if not shape.refers and not refused:
             return books
         return [book for book in books if self._is_allowed(shape, book.host, refused)]
+
+    def preferred(self, names: Sequence[str], among: Sequence[Book] | None) -> list[Book]:
+        """Return those of the hosts that have these names and may be used."""
+        if among is not None:
+            return [book for book in among if book.name in names]
+        return [book for name in names for book in self.books.named(name) if book.is_open]
 
     def _within(self, shape: Shape) -> list[Book]:
         assert shape.within is not None

@@ -5,7 +5,7 @@ no device finds the fullest host that still fits it by bisection, without breaki
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from monarch_async.scheduler.amounts import UNIT, Need
 from monarch_async.scheduler.book import Book
@@ -17,6 +17,7 @@ class Books:
     def __init__(self) -> None:
         self.by_host: dict[int, Book] = {}
         self.version = 0  #: goes up when a host comes, goes, opens or closes
+        self._named: dict[str, list[Book]] = {}
         self._ranked: dict[int, Book] = {}
         self._ranks: dict[int, int] = {}
         self._shelves: dict[int, list[tuple[int, int]]] = {}  #: free devices -> sorted (cpus left, rank)
@@ -26,6 +27,10 @@ class Books:
     def __iter__(self) -> Iterator[Book]:
         """Yield every book, by rank."""
         return (self._ranked[rank] for rank in sorted(self._ranked))
+
+    def named(self, name: str) -> Sequence[Book]:
+        """Return the books of the hosts of a name: one, as a rule."""
+        return self._named.get(name, ())
 
     def opened(self) -> list[Book]:
         """Return the books of hosts that new placements may go to, by rank."""
@@ -41,6 +46,7 @@ class Books:
     def add(self, book: Book) -> None:
         """Take a host in."""
         self.by_host[book.host] = self._ranked[book.rank] = book
+        self._named.setdefault(book.name, []).append(book)
         self.version += 1
         self.file(book)
 
@@ -49,6 +55,9 @@ class Books:
         if (book := self.by_host.pop(host, None)) is None:
             return None
         del self._ranked[book.rank]
+        self._named[book.name].remove(book)
+        if not self._named[book.name]:
+            del self._named[book.name]
         book.is_open, book.is_gone = False, True
         self.version += 1
         self.file(book)

@@ -82,7 +82,7 @@ class Dispatch:
             return None
         books = self.accounts.books
         if prefers := record.demand.prefers:
-            near = [book for book in (books.opened() if among is None else among) if book.name in prefers]
+            near = self.accounts.preferred(prefers, among)
             if near and (places := fit(record.shape, books, near)) is not None:
                 return places
         return fit(record.shape, books, among)

@@ -35,8 +35,8 @@ Invariants:
     P7. Only as many are recalled as make room for who waits; what they give back is kept for that one.
     P8. What no joined or declared host could fit is rejected at once. What could when it was asked for, and no longer
         can, since hosts left, is rejected ``grace`` seconds later, unless they have come back.
-    P9. A host that refused is not granted again to the same placement, nor to who is behind it in its line, before it
-        says what others hold there, or a pause, which doubles, is over.
+    P9. A host that refused is not granted again to the same placement before it says what others hold there, or a
+        pause, which doubles, is over.
 """
 
 from typing import assert_never

@@ -96,6 +96,13 @@ def test_labels_and_names_choose_hosts():
     assert reject.why == "no host is called host9; there are host0, host1, host2"
 
 
+def test_preferred_hosts_come_first_where_they_have_room():
+    made = scheduler(host(4), host(2), host(2))
+    preferring = gang(1, prefers=["host2", "elsewhere"])
+    assert [places(ask(made, id, preferring), id)[0] for id in range(4)] == [2, 2, 1, 1]
+    assert places(ask(made, 5, gang(2, prefers=["host0"], hosts=["host0", "host1"])), 5) == [0, 0]
+
+
 def test_near_and_apart_follow_another_placement():
     made = scheduler(host(4), host(4), host(4))
     assert places(ask(made, 1, gang(2, hosts=["host1"])), 1) == [1, 1]
@@ -205,7 +212,7 @@ def test_what_waits_only_for_a_declared_host_is_rejected_when_that_is_no_longer_
 
 
 def test_demands_that_make_no_sense():
-    with pytest.raises(BadDemand, match="gpus=1.5 of a bundle"):
+    with pytest.raises(BadDemand, match=r"gpus=1\.5 of a bundle"):
         Bundle(gpus=1.5)
     with pytest.raises(BadDemand, match="strategy='loose'"):
         Demand([Bundle()], "loose")

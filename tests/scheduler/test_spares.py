@@ -1,6 +1,7 @@
 """Spares that wait for spares: pools of workers that share a cluster; and hosts that are preferred."""
 
 from few_hosts import ask, gang, granted, host, places, recalled, scheduler, withdraw
+
 from monarch_async.scheduler.demand import Bundle, Demand
 
 
