@@ -49,6 +49,7 @@ from monarch_async.mesh.broadcast import broadcast
 from monarch_async.mesh.buffer import Handle, register
 from monarch_async.mesh.cluster import Cluster, cluster
 from monarch_async.mesh.host_mesh import HostMesh, this_host
+from monarch_async.mesh.placement import Placement
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.progress import progress
@@ -114,6 +115,7 @@ __all__ = [
     "NotHolder",
     "ObjectLost",
     "PicklingError",
+    "Placement",
     "Point",
     "Poisoned",
     "Port",
