@@ -7,6 +7,7 @@
 from monarch_async.errors import BadDemand
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.host_mesh import HostMesh
+from monarch_async.mesh.lock_table import LockTable, fetch_locks
 from monarch_async.mesh.placement_request import PlacementRequest
 from monarch_async.scheduler.demand import Demand
 from monarch_async.scheduler.holdings import Holdings
@@ -44,6 +45,11 @@ class Cluster:
     async def holdings(self) -> Holdings:
         """Return who holds what on every host of this program, and who waits, in order."""
         return await self._domain.placer.holdings()
+
+    async def locks(self) -> LockTable:
+        """Return which locks, semaphores, events, barriers and queues are in use, who holds them and who waits, for how
+        long; ``print`` shows it as a table. In an actor: those of its host, and those that have a name."""
+        return await fetch_locks(self._domain)
 
 
 def cluster() -> Cluster:
