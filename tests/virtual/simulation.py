@@ -142,7 +142,12 @@ class Net:
         protocol = factory()
         listen, context = self.listeners[host]
         there, here = inproc.connect(
-            context.copy().run(listen), protocol, latency=self.latency, split=self.split, contexts=(context, None)
+            context.copy().run(listen),
+            protocol,
+            latency=self.latency,
+            split=self.split,
+            extra={"way": way},
+            contexts=(context, None),
         )
         self.wires.setdefault(host, []).append(here)
         for end, (source, to) in ((here, way), (there, way[::-1])):
@@ -169,6 +174,17 @@ class Net:
     def ends(self, source: str, to: str) -> list[inproc.Inproc]:
         """The open sockets between two machines, as the ends that send what goes this way."""
         return [end for end in self._ends.get((source, to), []) if not end.is_closing()]
+
+    def dialled(self, dialler: str, host: str) -> list[inproc.Inproc]:
+        """The open sockets that one machine has to another because it dialled."""
+        return [end for end in self.ends(dialler, host) if end.get_extra_info("way") == (dialler, host)]
+
+    def unplug(self, machine: str) -> None:
+        """Every socket of a machine breaks."""
+        for way, ends in self._ends.items():
+            if machine in way:
+                for end in ends:
+                    end.cut()
 
     def lose(self, source: str, to: str) -> None:
         """What ``source`` sends to ``to`` is lost until `find`: nothing arrives, nobody is told, no dial succeeds."""
@@ -335,9 +351,11 @@ class Simulation:
 
     net: Net
     dice: random.Random
+    config: Config
     agents: list[HostAgent] = field(default_factory=list)
     procs: dict[int, SimProc] = field(default_factory=dict)
     hosts: ma.HostMesh = field(init=False)
+    _listening: dict[int, AsyncExitStack] = field(default_factory=dict)
 
     @property
     def client(self) -> Router:
@@ -360,6 +378,36 @@ class Simulation:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Clock)
         return loop
+
+    async def start_agent(self, index: int) -> None:
+        """Start one, in the place of one that has ended if there was one."""
+        before = _machine.set(f"agent{index}")
+        agent = HostAgent(f"host{index}", TOKEN.encode(), self.config)
+        agent.workers.simulation = self  # type: ignore[attr-defined]
+        self.agents[index:] = [agent, *self.agents[index + 1 :]]
+        self._listening[index] = AsyncExitStack()
+        guests, url = agent.guests, Url.parse(self.url(index))
+        await self._listening[index].enter_async_context(
+            listening(url, TOKEN.encode(), guests.admit, guests.agreed, guests.refused)
+        )
+        _machine.reset(before)
+
+    async def stop_agent(self, index: int) -> None:
+        """End one, and its procs. Twice is fine."""
+        self.thaw(index)
+        listening = self._listening.pop(index, None)
+        if listening is not None:
+            await self.agents[index].aclose()
+            await listening.aclose()
+
+    async def crash(self, index: int) -> None:
+        """An agent's process is killed: its sockets break at once, its procs end."""
+        self.net.unplug(f"agent{index}")
+        await self.stop_agent(index)
+
+    def is_up(self, index: int) -> bool:
+        """Whether its agent's process is there."""
+        return index in self._listening
 
     def freeze(self, index: int, is_whole: bool = False) -> None:
         """Stop an agent; with its procs where the whole machine is suspended."""
@@ -409,7 +457,7 @@ async def cluster(
     """Run agents and a client that has attached to them; ends them, and checks that no task is left."""
     dice = random.Random(seed)
     config = config or CONFIG
-    simulation = Simulation(Net(dice, latency, split), dice)
+    simulation = Simulation(Net(dice, latency, split), dice, config)
     simulation.net.install()
     said: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -417,17 +465,8 @@ async def cluster(
     with as_processes(simulation):
         async with asyncio.timeout(patience), AsyncExitStack() as stack:
             for index in range(hosts):
-                before = _machine.set(f"agent{index}")
-                agent = HostAgent(f"host{index}", TOKEN.encode(), config)
-                agent.workers.simulation = simulation  # type: ignore[attr-defined]
-                simulation.agents.append(agent)
-                guests = agent.guests
-                url = Url.parse(simulation.url(index))
-                await stack.enter_async_context(
-                    listening(url, TOKEN.encode(), guests.admit, guests.agreed, guests.refused)
-                )
-                stack.push_async_callback(agent.aclose)
-                _machine.reset(before)
+                stack.push_async_callback(simulation.stop_agent, index)
+                await simulation.start_agent(index)
             urls = [simulation.url(index) for index in range(hosts)]
             async with ma.attach(*urls, token=TOKEN, config=config) as simulation.hosts:
                 yield simulation

@@ -229,15 +229,18 @@ class Cut:
 
 @dataclass(frozen=True)
 class Refuse:
-    """They break, and for a while no new one can be had."""
+    """They break, and for a while no new one can be had: by either, or by the first."""
 
     pair: tuple[str, str]
     seconds: float
+    is_one_way: bool
 
     async def happen(self, world: Simulation) -> None:
-        ways = {self.pair, self.pair[::-1]}
+        ways = {self.pair} if self.is_one_way else {self.pair, self.pair[::-1]}
         world.net.refused |= ways
-        await Cut(self.pair, None).happen(world)
+        for way in ways:
+            for end in world.net.dialled(*way):
+                end.cut()
         await asyncio.sleep(self.seconds)
         world.net.refused -= ways
 
@@ -290,6 +293,20 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Crash:
+    """An agent is killed, and started again."""
+
+    host: int
+    seconds: float
+
+    async def happen(self, world: Simulation) -> None:
+        if world.is_up(self.host):
+            await world.crash(self.host)
+            await asyncio.sleep(self.seconds)
+            await world.start_agent(self.host)
+
+
+@dataclass(frozen=True)
 class Kill:
     """A proc dies."""
 
@@ -301,7 +318,7 @@ class Kill:
             living[self.which % len(living)].kill(9)
 
 
-Fault = Cut | Refuse | Silence | Slow | Freeze | Kill
+Fault = Cut | Refuse | Silence | Slow | Freeze | Crash | Kill
 
 AGENTS = [f"agent{n}" for n in range(HOSTS)]
 PAIRS = st.sampled_from(
@@ -313,10 +330,11 @@ PAIRS = st.sampled_from(
 SECONDS = st.sampled_from([0.4, 2.0, 5.0, 8.5, 9.9, 10.6, 14.0, 26.0])
 FAULTS = st.one_of(
     st.builds(Cut, PAIRS, st.none() | st.integers(0, 3000)),
-    st.builds(Refuse, PAIRS, SECONDS),
+    st.builds(Refuse, PAIRS, SECONDS, st.booleans()),
     st.builds(Silence, PAIRS, SECONDS, st.booleans()),
     st.builds(Slow, PAIRS, SECONDS, st.sampled_from([1000.0, 30_000.0])),
     st.builds(Freeze, st.integers(0, HOSTS - 1), SECONDS, st.booleans()),
+    st.builds(Crash, st.integers(0, HOSTS - 1), SECONDS),
     st.builds(Kill, st.integers(0, HOSTS - 1)),
 )
 PLANS = st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5, 6.0, 11.0]), FAULTS), max_size=6)
