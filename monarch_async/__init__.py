@@ -72,6 +72,12 @@ from monarch_async.sync.event import Event
 from monarch_async.sync.lock import Lock
 from monarch_async.sync.queue import Queue
 from monarch_async.sync.semaphore import Semaphore
+from monarch_async.tasks.future import TaskFuture
+from monarch_async.tasks.mapping import TaskOutcome
+from monarch_async.tasks.options import TaskOptions
+from monarch_async.tasks.quarantine import Quarantined
+from monarch_async.tasks.table import TaskStatus, quarantine, task_status
+from monarch_async.tasks.task import Task, map_unordered, submit, task
 from monarch_async.version import __version__
 
 __all__ = [
@@ -122,6 +128,7 @@ __all__ = [
     "Preempted",
     "ProcDied",
     "ProcMesh",
+    "Quarantined",
     "Queue",
     "RankError",
     "Receiver",
@@ -134,6 +141,11 @@ __all__ = [
     "Status",
     "StoreFull",
     "Stream",
+    "Task",
+    "TaskFuture",
+    "TaskOptions",
+    "TaskOutcome",
+    "TaskStatus",
     "TransferBroken",
     "TransferError",
     "UnknownPart",
@@ -153,12 +165,17 @@ __all__ = [
     "escalate",
     "ignore",
     "local_hosts",
+    "map_unordered",
     "progress",
     "put",
+    "quarantine",
     "register",
     "restart",
     "run",
+    "submit",
     "supervise",
+    "task",
+    "task_status",
     "this_host",
     "transfers",
     "transports",

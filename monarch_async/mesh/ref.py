@@ -50,6 +50,11 @@ class Ref(Generic[T]):
         """Bytes that the object takes on each host that has a copy."""
         return self._facts.nbytes
 
+    @property
+    def home(self) -> int:
+        """The address of the agent of the host that it was put on."""
+        return self._facts.home
+
     def __await__(self) -> Generator[Any, None, T]:
         return self._load().__await__()
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _End:
+class End:
     """The end of a stream: its error, or None where it is a clean one."""
 
     __slots__ = ("error",)
@@ -89,7 +89,7 @@ class Source(Generic[T]):
             finally:
                 self._waiter = None
         item = self._items.popleft()
-        if isinstance(item, _End):
+        if isinstance(item, End):
             self._is_closed = True
             if item.error is not None:
                 raise item.error
@@ -161,7 +161,7 @@ class ItemSource(Source[T]):
         if not self._is_closed:
             value, error = load_outcome(flags, skeleton, buffers, self._what)
             if error is not None:
-                self._put(_End(error))
+                self._put(End(error))
                 self._cancel()
             else:
                 self._put((len(skeleton) + sum(map(len, buffers)), value))
@@ -180,7 +180,7 @@ class ItemSource(Source[T]):
         if not self._ended.done():
             self._ended.set_result(None)
         if not self._is_closed:
-            self._put(_End(error))
+            self._put(End(error))
 
     def has_member(self, gone: Callable[[int], bool]) -> bool:
         return gone(self._path.dst)
@@ -236,9 +236,9 @@ class ResultSource(Source[tuple[Point, R]]):
         self._left -= 1
         if self._is_closed:
             return
-        self._put(_End(error) if error is not None else (self._extent.point(index), value))
+        self._put(End(error) if error is not None else (self._extent.point(index), value))
         if self._left == 0:
-            self._put(_End(None))
+            self._put(End(None))
 
     async def next(self) -> tuple[Point, R]:
         """Wait for the next (point, result). An error ends the stream; the members still running are cancelled."""

@@ -274,7 +274,12 @@ class Proc:
                     "state": instance.state.value,
                     "queued": len(instance.mailbox),
                     "running": [
-                        [r.endpoint, round(now - r.since, 3), r.src, r.context.caller if r.context is not None else ""]
+                        [
+                            _described(instance, r.endpoint),
+                            round(now - r.since, 3),
+                            r.src,
+                            r.context.caller if r.context is not None else "",
+                        ]
                         for r in instance.running.values()
                     ],
                 }
@@ -301,6 +306,12 @@ class Proc:
             os._exit(71)
         self._was_overdue = is_overdue
         self.router.loop.call_later(1.0 if is_overdue else window / 4, self._check_lease)
+
+
+def _described(instance: Instance, endpoint: str) -> str:
+    """Return what is shown of a call: its endpoint, unless the actor knows better."""
+    describe = getattr(instance.actor, "__describe_call__", None)
+    return endpoint if describe is None else describe(endpoint)
 
 
 async def _nothing_to_release(instance: Instance) -> None:

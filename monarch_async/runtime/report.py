@@ -21,6 +21,9 @@ _RAISED, _ERROR = 0, 1
 #: which `dump_exception` bounds, a report stays far below ``max_frame``: it must arrive in one frame.
 _LONGEST = 256 << 10
 
+#: Where frames are that stand between what calls an endpoint, or a task, and the user's code.
+_OURS = ("/monarch_async/runtime/", "/monarch_async/tasks/runner")
+
 
 def pack_raised(
     error: BaseException, rank: int, point: Mapping[str, int], actor: str, endpoint: str, host: str
@@ -82,7 +85,7 @@ def load_report(data: bytes | bytearray | memoryview) -> Exception:
 def format_traceback(error: BaseException) -> str:
     """Return the traceback as text, without this package's own frames at its top."""
     tb: TracebackType | None = error.__traceback__
-    while tb is not None and "/monarch_async/runtime/" in tb.tb_frame.f_code.co_filename:
+    while tb is not None and any(folder in tb.tb_frame.f_code.co_filename for folder in _OURS):
         tb = tb.tb_next
     try:
         return _cut("".join(traceback.format_exception(type(error), error, tb)))

@@ -37,13 +37,15 @@ class Shape:
         """Return what one worker takes."""
         return Bundle(self.cpus, self.gpus, self.memory, dict(self.custom))
 
-    def demand(self, name: str) -> Demand:
-        """Return the demand for one worker."""
+    def demand(self, name: str, depth: int = 0, home: str = "") -> Demand:
+        """Return the demand for one worker; ``depth`` is its priority, ``home`` the host that is best."""
         return Demand(
             [self.bundle()],
             labels=dict(self.labels),
             hosts=self.hosts,
             within=self.within,
+            prefers=(home,) if home else (),
+            priority=depth,
             is_spare=True,
             name=name,
         )

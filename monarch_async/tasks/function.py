@@ -1,0 +1,73 @@
+"""Functions on their way to workers: pickled once, known by their contents."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from monarch_async.errors import BadCall
+from monarch_async.wire.payload import Encoded, Ticketed, dumps
+
+
+class TaskFunction:
+    """A function as workers get it. Those with the same ``id`` are the same."""
+
+    __slots__ = ("buffers", "id", "is_coroutine", "name", "skeleton", "tickets")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Pickle it. Raises BadCall where it is no function that can run as a task, PicklingError."""
+        plain = _unwrapped(function)
+        self.name = _name_of(plain)
+        if not callable(function):
+            raise BadCall("submit", f"{function!r} is no function")
+        if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+            raise BadCall(f"task {self.name}", "it is a generator, and a task returns once: return a list")
+        self.is_coroutine = inspect.iscoroutinefunction(plain)
+        encoded = dumps(function, "function", of=f"task {self.name}")
+        #: What it refers to of shared objects is held here until every worker has had its copy.
+        self.tickets = encoded.tickets if isinstance(encoded, Ticketed) else ()
+        self.skeleton, self.buffers = encoded.skeleton, [bytes(buffer) for buffer in encoded.buffers]
+        digest = hashlib.blake2b(self.skeleton, digest_size=16)
+        for buffer in self.buffers:
+            digest.update(buffer)
+        self.id = digest.digest()
+
+
+_known: WeakKeyDictionary[Callable[..., Any], TaskFunction] = WeakKeyDictionary()
+
+
+def function_of(function: Callable[..., Any]) -> TaskFunction:
+    """Return a function as workers get it; pickled the first time, as it was then. Raises as `TaskFunction`."""
+    try:
+        found = _known.get(function)
+    except TypeError:  # it cannot be hashed, or weakly referred to
+        return TaskFunction(function)
+    if found is None:
+        found = TaskFunction(function)
+        try:
+            _known[function] = found
+        except TypeError:
+            pass
+    return found
+
+
+def copied(encoded: Encoded) -> Encoded:
+    """Return what may be sent later, and again: its buffers are the caller's, who may write to them meanwhile."""
+    for index, buffer in enumerate(encoded.buffers):
+        encoded.buffers[index] = memoryview(bytes(buffer))
+    return encoded
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or isinstance(function, type)) and callable(function):
+        return type(function).__call__  # an object that can be called
+    return function
+
+
+def _name_of(function: object) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name.replace("<locals>.", "").removesuffix(".__call__")

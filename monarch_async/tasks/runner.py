@@ -1,0 +1,142 @@
+"""The actor in every worker: it knows the functions it was taught, and runs one task at a time.
+
+A plain function runs on the actor's thread, a coroutine function on the loop. References to shared objects among its
+arguments are replaced by their values, pulled by the store of this host; those inside of other arguments are not.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from monarch_async.errors import BadCall
+from monarch_async.mesh.domain import find_domain
+from monarch_async.mesh.ref import Ref, put
+from monarch_async.runtime.actor import Actor, endpoint
+from monarch_async.tasks.children import Children, children
+from monarch_async.wire.payload import loads
+
+T = TypeVar("T")
+
+#: How a task is to run: arguments have references to be resolved; the result stays in the store of this host.
+RESOLVE, AS_REF = 1, 2
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class TaskRunner(Actor):
+    """Made by a pool, one per worker."""
+
+    def __init__(self, placement: int, depth: int) -> None:
+        """``placement``: what this worker holds, which it lends while its task waits for others.
+
+        ``depth``: of the tasks it runs; 1 where no task has submitted them.
+        """
+        domain = find_domain()
+        assert domain is not None
+        self._loop, self._placer = domain.router.loop, domain.placer
+        self._placement, self._depth = placement, depth
+        self._taught: dict[bytes, tuple[bytes, Sequence[bytes]]] = {}
+        self._functions: dict[bytes, Callable[..., Any]] = {}
+        self._names: dict[bytes, str] = {}
+        self._running = b""
+
+    @endpoint
+    async def learn(self, id: bytes, name: str, skeleton: bytes, buffers: list[bytes]) -> None:
+        """Take a function. It is unpickled for the first task, whose failure it is where that cannot be done."""
+        self._names[id], self._taught[id] = name, (skeleton, buffers)
+
+    @endpoint
+    def run(self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Run a plain function."""
+        mine = Children(self, self._depth, self._lend)
+        token = children.set(mine)
+        try:
+            function = self._function(id)
+            if mode & RESOLVE:
+                args, kwargs = self._wait(_resolve(args, kwargs))
+            value = function(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = self._wait(_awaited(value))
+            if mine:
+                self._wait(mine.finish())
+            return self._wait(_kept(value, count)) if mode & AS_REF else _counted(value, count)
+        except BaseException:
+            if mine:
+                self._wait(mine.abandon())
+            raise
+        finally:
+            children.reset(token)
+
+    @endpoint
+    async def run_coroutine(
+        self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """Run a coroutine function."""
+        mine = Children(self, self._depth, self._lend)
+        children.set(mine)
+        try:
+            function = self._function(id)
+            if mode & RESOLVE:
+                args, kwargs = await _resolve(args, kwargs)
+            value = await function(*args, **kwargs)
+            if mine:
+                await mine.finish()
+            return await _kept(value, count) if mode & AS_REF else _counted(value, count)
+        except BaseException:
+            if mine:
+                await mine.abandon()
+            raise
+
+    def __describe_call__(self, endpoint: str) -> str:
+        """Return what runs (`Proc.status`)."""
+        return f"task {self._names.get(self._running, endpoint)}"
+
+    def _function(self, id: bytes) -> Callable[..., Any]:
+        self._running = id
+        found = self._functions.get(id)
+        if found is None:
+            found = self._functions[id] = loads(*self._taught[id])  # type: ignore[assignment]
+            del self._taught[id]
+        return found  # type: ignore[return-value]
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, from the thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _lend(self, is_waiting: bool) -> None:
+        if is_waiting:
+            self._placer.lend(self._placement)
+        else:
+            self._placer.reclaim(self._placement)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+async def _resolve(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Return arguments with the values of references in their place."""
+    places = [*enumerate(args), *kwargs.items()]
+    wanted = [(place, value) for place, value in places if isinstance(value, Ref)]
+    values = await asyncio.gather(*[_awaited(ref) for _, ref in wanted])
+    found = {place: value for (place, _), value in zip(wanted, values, strict=True)}
+    resolved = tuple([found.get(index, value) for index, value in enumerate(args)])
+    return resolved, {name: found.get(name, value) for name, value in kwargs.items()}
+
+
+def _counted(value: object, count: int) -> object:
+    """Return the result, which consists of ``count`` values where that is not 0. Raises BadCall where it does not."""
+    if not count:
+        return value
+    if not isinstance(value, tuple | list) or len(value) != count:
+        what = f"{len(value)} values" if isinstance(value, tuple | list) else f"a {type(value).__qualname__}"
+        raise BadCall("task", f"it returned {what}, where returns={count} was said")
+    return tuple(value)
+
+
+async def _kept(value: object, count: int) -> object:
+    """Return references to the result, which stays here."""
+    if not count:
+        return await put(value)
+    return tuple(await asyncio.gather(*[put(part) for part in _counted(value, count)]))  # type: ignore[attr-defined]
