@@ -312,6 +312,7 @@ class HostAgent:
                 "cpus": os.cpu_count(),
                 "guests": [guest.facts() for guest in self.guests],
                 "procs": rows,
+                **self.reservations.facts(self._name_of),
                 "store": self.store.facts(),
                 "holders": [(self._name_of(who), who, *share) for who, *share in self.store.holders()],
             },

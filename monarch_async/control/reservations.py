@@ -82,6 +82,14 @@ class Reservations:
                 self._told[client] = held
                 self._post(client, "taken", pack_held(held))
 
+    def facts(self, name_of: Callable[[int], str]) -> dict[str, Any]:
+        """Return what the status shows: what there is, and who holds what."""
+        rows = [
+            [entry.label, entry.placement, entry.lease or name_of(entry.client), pack_held(entry.held), entry.is_lent]
+            for entry in self.ledger.entries
+        ]
+        return {"resources": self.ledger.resources.pack(), "reservations": rows}
+
     # -- procs -----------------------------------------------------------------------------------------------------
 
     def end(self, placements: Sequence[int], why: str) -> None:

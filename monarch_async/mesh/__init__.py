@@ -30,5 +30,5 @@ Reading order
 - ``sliced.py``  what the meshes have in common
 - ``domain.py``, ``guardian.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers:
   who spawned what, and who is told of its failures
-- ``status.py``, ``lock_table.py``  what hosts are doing right now, who holds and waits for what
+- ``status.py``, ``resource_status.py``, ``lock_table.py``  what hosts are doing right now, who holds and waits for what
 """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async.control.controller import Requests
 from monarch_async.ids import address, format_address
+from monarch_async.mesh.resource_status import ResourceStatus, parse_resources
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -93,7 +94,7 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """A host: ``load`` is the mean number of runnable threads in the last minute."""
+    """A host: ``load`` is the mean number of runnable threads in the last minute; ``placed`` what placements hold."""
 
     name: str
     url: str
@@ -103,6 +104,7 @@ class HostStatus:
     clients: tuple[ClientStatus, ...]
     procs: tuple[ProcStatus, ...]
     store: StoreStatus
+    placed: ResourceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
     facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
     store = StoreStatus(**answer["store"], holders=tuple(StoreShare(*share) for share in answer["holders"]))
-    return HostStatus(clients=tuple(clients), procs=tuple(_proc(proc, names) for proc in procs), store=store, **facts)
+    placed = parse_resources(answer)
+    parts = tuple(_proc(proc, names) for proc in procs)
+    return HostStatus(clients=tuple(clients), procs=parts, store=store, placed=placed, **facts)
 
 
 def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:
@@ -180,7 +184,7 @@ def _headline(host: HostStatus) -> "Text":
         (host.name, "bold"),
         f"  {host.url}  pid {host.pid}\n",
         f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}",
-        "\n",
+        f"\n{host.placed}\n",
         _store_line(host.store),
     )
 

@@ -5,7 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from monarch_async.control.placement_messages import pack_held
 from monarch_async.mesh.status import CallStatus, ClientStatus, Status, parse_status
+from monarch_async.scheduler.events import Held
+from monarch_async.scheduler.resources import Resources
 
 
 def answer(
@@ -15,6 +18,7 @@ def answer(
     gauges = dict.fromkeys(("used", "objects", "waiting_puts", "waiting_reads", "spilled", "spilled_bytes", "pulls"), 0)
     gauges |= {"budget": 8_000_000_000, **(store or {})}
     holders = [["procs[0]", 10, 3, 5_000_000_000], ["beta", 20, 1, 2_000_000_000]] if store else []
+    facts |= {"resources": Resources(cpus=2.0).pack(), "reservations": []}
     return {**facts, "guests": guests or [], "procs": procs, "store": gauges, "holders": holders}
 
 
@@ -76,6 +80,27 @@ def test_as_text_it_is_the_same_table() -> None:
 def test_each_host_has_a_line_for_its_store() -> None:
     full = {"used": 7_900_000_000, "objects": 31, "spilled": 4, "spilled_bytes": 1_200_000_000, "waiting_puts": 2}
     lines = shown(parse_status([answer("alpha", []), answer("beta", [], store={**full, "pulls": 1})]))
-    assert lines[2] == "store 0.0 of 8.0 GB, objects: 0"
+    assert lines[3] == "store 0.0 of 8.0 GB, objects: 0"
     assert "store 7.9 of 8.0 GB, objects: 31, on disk: 4 (1.2 GB), arriving: 1, waiting for" in lines  # 80 columns
     assert "room: 2; held by procs[0] (3, 5.0 GB), beta (1, 2.0 GB)" in lines
+
+
+def test_the_table_says_what_is_free_and_who_holds_the_rest() -> None:
+    there = Resources(8, ("0", "1"), 64 << 30, {"zone": "a"}, {"tokens": 3.0})
+    rows = [
+        ["trainers", 11, "me", pack_held(Held(20_000, (("0", 10_000), ("1", 2_500)), 16 << 30)), False],
+        ["service", 12, "nightly", pack_held(Held(10_000, (), 0, (("tokens", 5_000),))), True],
+    ]
+    lines = shown(parse_status([{**answer("alpha", []), "resources": there.pack(), "reservations": rows}]))
+    assert lines[2:5] == [
+        "free 6 of 8 cpus, 0.75 of 2 gpus, 48 GiB of 64 GiB, 2.5 of 3 tokens  zone=a",
+        "  trainers of me: 2 cpus, 1.25 gpus, 16 GiB of memory (0, 0.25 of 1)",
+        "  service of nightly: 1 cpu, 0.5 tokens, its cpus lent",
+    ]
+
+
+def test_of_very_many_reservations_the_others_are_counted() -> None:
+    rows = [[f"task {number}", number, "me", pack_held(Held(1_000)), False] for number in range(20)]
+    (host,) = parse_status([{**answer("alpha", []), "reservations": rows}]).hosts
+    assert str(host.placed).splitlines()[-1] == "  and 4 more"
+    assert host.placed.held == Held(20_000)

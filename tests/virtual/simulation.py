@@ -50,6 +50,9 @@ CONFIG = Config(
     resume_window=10.0, heartbeat=1.0, direct_calls=False, transports="", stop_grace=1.0, block_warning=100.0
 )
 
+#: What each host has to place on.
+RESOURCES = ma.Resources(cpus=4, gpus=("0", "1", "2", "3"), memory=64 << 30)
+
 #: Virtual seconds after which a test hangs.
 FOR_EVER = 400.0
 
@@ -382,7 +385,7 @@ class Simulation:
     async def start_agent(self, index: int) -> None:
         """Start one, in the place of one that has ended if there was one."""
         before = _machine.set(f"agent{index}")
-        agent = HostAgent(f"host{index}", TOKEN.encode(), self.config)
+        agent = HostAgent(f"host{index}", TOKEN.encode(), self.config, resources=RESOURCES)
         agent.workers.simulation = self  # type: ignore[attr-defined]
         self.agents[index:] = [agent, *self.agents[index + 1 :]]
         self._listening[index] = AsyncExitStack()
