@@ -286,9 +286,14 @@ class Scheduler:
         for line in self._waiting.in_order():
             if now >= line.stalled_since + self.warn_after * 2**line.warnings:
                 line.warnings += 1
-                self._commands.append(
-                    Warn(line.head.id, explanation(line.head, self._accounts, self._dispatch, self.holdings(), now))
-                )
+                if not self._has_its_like(line.head):
+                    text = explanation(line.head, self._accounts, self._dispatch, self.holdings(), now)
+                    self._commands.append(Warn(line.head.id, text))
+
+    def _has_its_like(self, waiter: PlacementRecord) -> bool:
+        """Return whether this is a cache that would only be larger: its holder goes on with what it has of the kind."""
+        held = [self._accounts.placements[id] for id in self._by_holder[waiter.holder]]
+        return waiter.shape.is_spare and any(other.is_granted and other.shape == waiter.shape for other in held)
 
     # -- tables
 
