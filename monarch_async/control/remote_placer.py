@@ -161,9 +161,8 @@ class RemoteHolders:
         self._controller.answer(src, call, None)
 
     def _lend(self, src: int, call: int, id: int, is_lent: bool) -> None:
-        holder = self._placer.holder_of(id)
-        if isinstance(holder, _RemoteHolder) and holder.worker == src:
-            self._placer.lend(id) if is_lent else self._placer.reclaim(id)
+        """Also of a placement that another process holds, and this worker runs on: it is the one that waits."""
+        self._placer.lend(id) if is_lent else self._placer.reclaim(id)
 
     def _explain(self, src: int, call: int, demand: dict[str, Any]) -> None:
         now = self._controller.router.loop.time()
