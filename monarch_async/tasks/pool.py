@@ -257,7 +257,7 @@ class TaskPool:
             elif future.is_cancelling:
                 self.feed(Stopped(task.number))
             else:
-                _name_task(error, task.name)
+                error = _name_task(error, task.name)
                 self.feed(Raised(task.number, error, isinstance(error, task.options.retry_on)))
         elif flags & CANCELLED or future.is_cancelling:
             self.feed(Stopped(task.number))
@@ -322,11 +322,14 @@ class TaskPool:
             await asyncio.wait(lives)
 
 
-def _name_task(error: Exception, name: str) -> None:
-    """Say whose error it is: the runner's endpoint is nobody's business."""
-    if isinstance(error, RemoteError) and error.endpoint in ("run", "run_coroutine"):
+def _name_task(error: Exception, name: str) -> Exception:
+    """Return an error that says whose it is: the runner's endpoint is nobody's business."""
+    if type(error) is PicklingError:
+        return PicklingError(f"{error.where.partition(' of ')[0]} of task {name}", error.why)
+    if isinstance(error, RemoteError):
         object.__setattr__(error, "actor", "task")
         object.__setattr__(error, "endpoint", name)
+    return error
 
 
 def _home_of(refs: Sequence[Ref[Any]]) -> int:

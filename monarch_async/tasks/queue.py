@@ -27,8 +27,8 @@ Invariants
         waits `PATIENCE` seconds for one while another is idle.
     Q5. What is asked for never exceeds the tasks that wait, nor, where it is not yet granted, the larger of `RAMP` and
         the workers there are. So a thousand tasks ask for a few workers, then for twice as many, until all is taken.
-    Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes; an idle one at once,
-        and after ``idle`` seconds without a task any.
+    Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes, and what its shape asks
+        for stands back behind who waits for it. An idle one goes at once, and after ``idle`` seconds without a task any.
     Q7. With nothing waiting or running, nothing is asked for, and after ``idle`` seconds no worker is left.
     Q8. Where `HOPELESS` workers of a shape fail to start, one after the other, the tasks of that shape fail with that.
 """
@@ -269,6 +269,14 @@ class TaskQueue:
             del self._workers[id]
             self._commands.append(End(id))
 
+    def _stand_back(self, line: Line) -> None:
+        """Ask anew for what is not granted yet, behind whoever waits for the worker that is recalled (Q6)."""
+        for id in line.asked:
+            del self._workers[id]
+            self._commands.append(End(id))
+        line.asked.clear()
+        self._ask(line)
+
     def _granted(self, event: Granted, now: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None or worker.stage is not Stage.ASKED:
@@ -364,6 +372,7 @@ class TaskQueue:
         if worker is None or worker.stage in (Stage.ASKED, Stage.CONDEMNED):
             return
         worker.is_recalled = True
+        self._stand_back(worker.line)
         if worker.stage is Stage.IDLE:
             del worker.line.idle[id]
             worker.stage = Stage.BUSY

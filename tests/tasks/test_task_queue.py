@@ -239,6 +239,8 @@ def test_recalled_workers_go_when_free() -> None:
     assert drive(Finished(4)) == [End(worker)]
     drive(Granted(another, 1))
     assert drive(Ready(another)) == [Run(5, another)]
+    (waiting,) = asks(drive.submit())
+    assert drive(Recalled(another)) == [End(waiting), Ask(waiting + 1, SHAPE)]  # behind who waits for it
 
 
 def test_never_to_be_placed() -> None:
@@ -414,7 +416,7 @@ class World:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_order_of_events(draw: st.DataObject) -> None:
     world = World()
     for _ in range(draw.draw(st.integers(1, 60))):

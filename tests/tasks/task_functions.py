@@ -1,0 +1,184 @@
+"""Functions that tests run as tasks."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import monarch_async as ma
+
+
+def add(left: int, right: int = 1) -> int:
+    return left + right
+
+
+async def add_later(left: int, right: int = 1) -> int:
+    await asyncio.sleep(0)
+    return left + right
+
+
+def where() -> tuple[str, int, str]:
+    """The host, the process, and the thread's name."""
+    return ma.context().host, os.getpid(), threading.current_thread().name
+
+
+async def where_async() -> tuple[str, int, str]:
+    asyncio.get_running_loop()
+    return where()
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def fail_times(folder: str, times: int) -> int:
+    """Raise so many times, then return the number of the try."""
+    tries = note(folder)
+    if tries <= times:
+        raise ConnectionError(f"try {tries}")
+    return tries
+
+
+def note(folder: str) -> int:
+    """Leave a file that says which process this is; return how many there are now."""
+    (Path(folder) / f"{time.monotonic_ns()}").write_text(str(os.getpid()))
+    return len(os.listdir(folder))
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in sorted(folder.iterdir())]
+
+
+def die_times(folder: str, times: int, signo: int = signal.SIGKILL) -> int:
+    """End this process so many times, then return the number of the try."""
+    tries = note(folder)
+    if tries <= times:
+        os.kill(os.getpid(), signo)
+    return tries
+
+
+def hold(folder: str, seconds: float = 30.0) -> int:
+    """Say that it runs, then block."""
+    note(folder)
+    time.sleep(seconds)
+    return os.getpid()
+
+
+async def hold_async(folder: str, seconds: float = 30.0) -> str:
+    """Say that it runs, then wait; say when that is cancelled."""
+    note(folder)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        note(folder)
+        raise
+    return "slept"
+
+
+async def hold_on(folder: str) -> None:
+    """Ignore cancellation."""
+    note(folder)
+    while True:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            note(folder)
+
+
+def environment(*names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names] + [os.getcwd()]
+
+
+def describe(*values: Any, **named: Any) -> list[str]:
+    return [type(value).__name__ for value in (*values, *named.values())]
+
+
+def size_and_host(value: Any) -> tuple[int, str]:
+    return len(value), ma.context().host
+
+
+def unpicklable() -> Any:
+    return {"lock": threading.Lock()}
+
+
+async def deep(levels: int) -> int:
+    """Nested so deep."""
+    return 0 if levels == 0 else 1 + await ma.submit(deep, levels - 1)
+
+
+async def fan(width: int, depth: int) -> int:
+    """A tree of tasks; return how many there are."""
+    if depth == 0:
+        return 1
+    return 1 + sum(await asyncio.gather(*[ma.submit(fan, width, depth - 1) for _ in range(width)]))
+
+
+def deep_on_threads(levels: int) -> int:
+    """Nested by plain functions, which block their threads."""
+    if levels == 0:
+        return 0
+    loop = ma.context().instance.proc.router.loop
+
+    async def nested() -> int:
+        return await ma.submit(deep_on_threads, levels - 1)
+
+    return 1 + asyncio.run_coroutine_threadsafe(nested(), loop).result()
+
+
+async def leave_behind(folder: str) -> str:
+    """Submit and do not wait."""
+    ma.submit(hold, folder, 0.05)
+    return "returned"
+
+
+async def leave_a_failure() -> str:
+    ma.submit(fail, "left behind")
+    return "returned"
+
+
+async def look_at_a_failure() -> str:
+    try:
+        await ma.submit(fail, "looked at")
+    except ValueError:
+        return "handled"
+    return "no error"
+
+
+async def nest_a_hold(folder: str) -> None:
+    await ma.submit(hold_async, folder)
+
+
+async def mapped(count: int) -> list[int]:
+    return sorted([value async for value in ma.map_unordered(add, range(count))])
+
+
+class Submitter(ma.Actor):
+    """Submits from an actor."""
+
+    @ma.endpoint
+    async def add(self, left: int) -> int:
+        return await ma.submit(add, left)
+
+    @ma.endpoint
+    async def hold(self, folder: str) -> None:
+        await ma.submit(hold_async, folder)
+
+    @ma.endpoint
+    async def leave(self, folder: str) -> None:
+        self.future = ma.submit(hold_async, folder)
+
+
+class Adder:
+    """An object that can be called."""
+
+    def __init__(self, right: int) -> None:
+        self.right = right
+
+    def __call__(self, left: int) -> int:
+        return left + self.right
+
+    async def later(self, left: int) -> int:
+        return left + self.right
