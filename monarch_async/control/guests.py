@@ -66,6 +66,11 @@ class Guests:
         self._guests: dict[bytes, Guest] = {}
         self._admitted: tuple[dict[str, Any], Guest | None] | None = None
 
+    @property
+    def window(self) -> float:
+        """After how many seconds of silence a guest is gone."""
+        return self._config.resume_window
+
     def __iter__(self) -> Iterator[Guest]:
         return iter(list(self._guests.values()))
 
@@ -81,8 +86,11 @@ class Guests:
                 "name": str(said["name"]),
                 "received": said.get("received"),
             }
+            to = int(said.get("to", 0))
         except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
             raise HandshakeRefused(f"unreadable introduction: {error!r}") from error
+        if to not in (0, self.introduction["address"]):
+            raise HandshakeRefused("no such session: the agent that is meant is gone, and this one in its place")
         guest = self._guests.get(who["session"])
         answer = dict(self.introduction)
         if guest is not None:

@@ -53,7 +53,7 @@ class Session:
         self._token, self._tls, self._on_lost, self._on_doubt = token, tls, on_lost, on_doubt
         self.doubt = ""  #: why it is in doubt; empty: it is not
         self._loop = asyncio.get_running_loop()
-        self._info = {**info, "session": os.urandom(16)}
+        self._info = {**info, "session": os.urandom(16), "to": address}
         self._redialling: asyncio.Task[None] | None = None
         self.heard_at = self._ticked_at = self._loop.time()
         self.peer: dict[str, Any] = {}
@@ -88,8 +88,8 @@ class Session:
             try:
                 wire, agreed = await dial(self.url, self._token, msgpack.packb(self._info), self._tls)
                 break
-            except (LinkBroken, HandshakeRefused):
-                if self.is_lost or self._loop.time() + pause > until:
+            except (LinkBroken, HandshakeRefused) as error:
+                if self.is_lost or _is_final(error) or self._loop.time() + pause > until:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -165,7 +165,7 @@ class Session:
                     info = {**self._info, "received": link.received_count}
                     wire, agreed = await dial(self.url, self._token, msgpack.packb(info), self._tls)
                 except HandshakeRefused as error:
-                    if error.side == "remote" and "session" in error.reason:
+                    if _is_final(error):
                         self.lose(f"its agent came back without our session: {error.reason}")
                         return
                     self._why = str(error)
@@ -211,6 +211,11 @@ class Session:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self.connection.close()
+
+
+def _is_final(error: LinkBroken | HandshakeRefused) -> bool:
+    """Whether the peer has refused this session for good."""
+    return isinstance(error, HandshakeRefused) and error.side == "remote" and "session" in error.reason
 
 
 def _parse_info(data: bytes) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class Sender:
             async with asyncio.timeout(IN_TIME):
                 await getattr(self, kind)(rank)
         except TimeoutError:
-            pytest.fail(f"{self.name}: {kind} to {rank}, begun at {began:.3f}, has not ended at {now():.3f}")
+            late = f"{self.name}: {kind} to {rank}, begun at {began:.3f}, has not ended at {now():.3f}"
+            raise AssertionError(late) from None
 
     async def _outcome(self, call: Awaitable[Any], number: int, *ranks: int) -> Any:
         """F1: the value; `END` where something was lost."""

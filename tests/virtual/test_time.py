@@ -333,6 +333,28 @@ def test_who_is_reached_but_cannot_answer_is_lost() -> None:
     simulation.run(main())
 
 
+def test_who_listens_where_a_lost_host_did_is_not_taken_for_it() -> None:
+    """Host 0 dials host 1 for the first time while that is started again; its caller waited for ever."""
+
+    async def main() -> None:
+        async with cluster(2) as world, ma.supervise(ma.ignore):
+            mesh = await members(world)
+            await world.crash(1)
+            call = mesh.at(0).ask.call_one(mesh.at(1), 0.5)
+            await asyncio.sleep(1)
+            assert not call.done()
+            await world.start_agent(1)
+            began = now()
+            with pytest.raises(ma.HostLost, match="host1"):
+                await call
+            assert now() - began < 1.5
+            assert await mesh.at(0).wait.call_one(0) == 0
+            await world.settle()
+            world.assert_nothing_pending()
+
+    simulation.run(main())
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_host_that_falls_silent_is_lost_to_the_others(index: int) -> None:
     async def main() -> None:
