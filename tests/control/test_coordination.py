@@ -66,7 +66,7 @@ def test_more_permits_than_there_are(home: Home) -> None:
     assert home.is_empty
 
 
-@pytest.mark.parametrize("who,token", [(2, 100), (1, 99)])
+@pytest.mark.parametrize(("who", "token"), [(2, 100), (1, 99)])
 def test_only_the_holder_releases(home: Home, who: int, token: int) -> None:
     """P4."""
     home.ask(1, *LOCK, "acquire", 1)
@@ -443,7 +443,7 @@ def test_a_program_has_a_limit(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "key,params,operation,arguments",
+    ("key", "params", "operation", "arguments"),
     [
         ("lock x", (2,), "acquire", (1,)),
         ("lock x", (1,), "gone", (1,)),
