@@ -230,6 +230,8 @@ class Domain:
 
     def _lose_members(self, group: "ActorGroup", exit: Exit, is_delivered: bool) -> None:
         """Actors spawned from here on procs that are not ours: their owner is told too."""
+        if group.procs.allocation is not None:
+            return
         for rank, address in enumerate(group.members):
             is_there = host_of(address) == host_of(exit.address) if exit.is_host else address == exit.address
             if is_there and address not in self.allocations and exit.was_up:

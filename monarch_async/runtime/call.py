@@ -10,7 +10,7 @@ Both are `asyncio.Future`s, so they await, gather, time out and cancel like any 
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -104,8 +104,8 @@ class RemoteFuture(asyncio.Future[T]):
             reference: weakref.ref[RemoteFuture[Any]] = weakref.ref(self)
             self.router.loop.call_later(UNSEEN, _check_seen, reference)
 
-    def waits_for(self) -> "Sequence[Path]":
-        """The members that have not answered yet."""
+    def waits_for(self) -> "Iterable[Path]":
+        """The members that have not answered yet; one that does before it is its turn is left out."""
         raise NotImplementedError
 
     @property
@@ -189,8 +189,8 @@ class Call(RemoteFuture[T]):
             self.fail(error)
         return True
 
-    def waits_for(self) -> "Sequence[Path]":
-        return (self.path,)
+    def waits_for(self) -> "Iterable[Path]":
+        return iter((self.path,))
 
     @property
     def actor(self) -> int:
@@ -213,8 +213,8 @@ class MembersCall(RemoteFuture[T]):
     def has_member(self, gone: Callable[[int], bool]) -> bool:
         return any(gone(self._paths[index].dst) for index in self._waiting)
 
-    def waits_for(self) -> "Sequence[Path]":
-        return [self._paths[index] for index in self._waiting]
+    def waits_for(self) -> "Iterable[Path]":
+        return (self._paths[index] for index in list(self._waiting) if index in self._waiting)
 
     @property
     def actor(self) -> int:

@@ -58,6 +58,9 @@ from monarch_async.wire.payload import Buffer, Encoded
 
 log = logging.getLogger("monarch_async")
 
+#: Members that are told in one turn of the loop that a call is cancelled. On other hosts each costs a system call.
+_CANCELLED_AT_ONCE = 128
+
 
 class Router:
     """See the module. ``address`` is this process's own."""
@@ -273,14 +276,20 @@ class Router:
             raise
 
     def cancel(self, call: RemoteFuture[Any]) -> None:
-        """Tell the members that have not answered; give up after ``cancel_grace``."""
-        for path in call.waits_for():
+        """Tell the members that have not answered, of many some in each turn; give up after ``cancel_grace``."""
+        self._cancel_members(call, iter(call.waits_for()))
+        if not call.done():
+            self.loop.call_later(self.config.cancel_grace, self._cancel_overdue, call)
+
+    def _cancel_members(self, call: RemoteFuture[Any], members: Iterator[Path]) -> None:
+        for count, path in enumerate(members, 1):
             if path.withdraw(call.id):
                 self._acknowledge_unsent(call, path)
             else:
                 path.connection.send(pack_frame(CANCEL, 0, path.dst, self.address, path.actor, call.id))
-        if not call.done():
-            self.loop.call_later(self.config.cancel_grace, self._cancel_overdue, call)
+            if count == _CANCELLED_AT_ONCE:
+                self.loop.call_soon(self._cancel_members, call, members)
+                return
 
     def _acknowledge_unsent(self, call: RemoteFuture[Any], path: Path) -> None:
         pending = self.pending.get(call.id)
