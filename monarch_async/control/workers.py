@@ -45,6 +45,7 @@ class Workers:
         self._exits: dict[int, tuple[int, Exit]] = {}  # with their client
         self._connecting: set[asyncio.Task[None]] = set()
         self._oom_kills = oom_kills()
+        self._is_ending = False
         self.on_gone: Callable[[int], None] = lambda _: None  #: told the address of each that has ended
         self.open_files: int | None = None  #: the soft limit that workers get; None: this process's own
 
@@ -63,6 +64,9 @@ class Workers:
         answer: Callable[[object], None],
     ) -> None:
         """Start workers; ``answer`` gets {proc id: reason} of those that failed, once all are up or have (W1)."""
+        if self._is_ending:
+            answer({"error": f"host agent {self._name} is ending: it starts nothing more"})
+            return
         taken = [spec["id"] for spec in specs if spec["id"] in self._living]
         if taken:
             answer({"error": f"proc ids {taken} are taken on {self._name}"})
@@ -233,7 +237,8 @@ class Workers:
         return [self._living[id] for id in ids if id in self._living]
 
     async def aclose(self) -> None:
-        """End every worker and the zygotes."""
+        """End every worker and the zygotes; none is started any more."""
+        self._is_ending = True
         await self.nursery.aclose()
         for worker in self.living():
             self._finish(worker)

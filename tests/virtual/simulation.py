@@ -400,8 +400,8 @@ class Simulation:
         self.thaw(index)
         listening = self._listening.pop(index, None)
         if listening is not None:
-            await self.agents[index].aclose()
             await listening.aclose()
+            await self.agents[index].aclose()
 
     async def crash(self, index: int) -> None:
         """An agent's process is killed: its sockets break at once, its procs end."""

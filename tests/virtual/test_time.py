@@ -375,6 +375,22 @@ def test_a_host_that_falls_silent_is_lost_to_the_others(index: int) -> None:
     simulation.run(main())
 
 
+def test_an_agent_that_is_ending_starts_nothing() -> None:
+    """It started procs that it did not know of any more."""
+
+    async def main() -> None:
+        async with cluster() as world, ma.supervise(ma.ignore):
+            await members(world)
+            ending = asyncio.ensure_future(world.stop_agent(0))
+            await asyncio.sleep(0.05)  # while it waits for its procs
+            with pytest.raises(ma.Error, match="host0 is ending"):
+                await members(world)
+            await ending
+            await world.settle()
+
+    simulation.run(main())
+
+
 # -- deaths ----------------------------------------------------------------------------------------------------------
 
 
