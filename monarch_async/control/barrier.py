@@ -13,7 +13,7 @@
 
 from typing import ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Refuse, Waiting
+from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Failure, Refuse, Waiting
 from monarch_async.errors import BarrierBroken, Error
 
 
@@ -44,6 +44,11 @@ class BarrierState:
     def is_over(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def failure(self) -> Failure:
+        """None."""
+        return None
 
     def arrive(self, ask: Ask) -> list[Command]:
         """Answered with the index of the arrival, once all have arrived."""

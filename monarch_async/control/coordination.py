@@ -8,7 +8,7 @@ the same, so what nobody holds, waits for or has set takes no memory.
     C2. When a process ends, it holds nothing and waits for nothing, anywhere, and others are served at once.
     C3. What is not idle lasts while any process that has used it lives, or a client of one; then it is gone, with what
         it had. So it outlives neither a program nor what that has detached.
-    C4. What has come to an end for good (a queue that was closed) is not made anew while its clients live.
+    C4. What has come to an end for good (a queue, by `close` or a failure) is not made anew while its clients live.
     C5. A key means the same to all: who asks with other sizes is refused.
     C6. Each client has a limit to how many it has at once that are not idle.
     C7. Fencing tokens grow, over all keys, and from one home to the next on the same host.
@@ -16,18 +16,22 @@ the same, so what nobody holds, waits for or has set takes no memory.
 What each of them keeps to stands in its module: `permits` (P), `flag` (E), `barrier` (B), `item_queue` (Q).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async.control.barrier import BarrierState
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Primitive, Refuse, Stamps
+from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Failure, Primitive, Refuse, Stamps
 from monarch_async.control.flag import Flag
-from monarch_async.control.item_queue import ItemQueue
+from monarch_async.control.item_queue import ItemQueue, after_end
 from monarch_async.control.permits import Permits
-from monarch_async.errors import Backpressure, BadCall, Closed, Error
+from monarch_async.errors import Backpressure, BadCall, Error
 
 #: How many that are not idle one client may have at once (C6).
 MOST = 65_536
+
+#: So many queues that have failed can say of what, after all that was in them has been taken.
+MOST_REPORTS = 1024
 
 #: Random digits that a name is shown with where nobody gave one.
 _DIGITS = 8
@@ -45,15 +49,17 @@ class Coordination:
         self._of: dict[int, set[str]] = {}  # the same, by process
         self._clients: dict[str, list[int]] = {}  # it counts for the first of them (C6)
         self._counts: dict[int, int] = {}
-        self._ended: dict[int, set[str]] = {}  # by client (C4)
+        self._ended: dict[int, dict[str, Failure]] = {}  # by client (C4)
+        self._reports: deque[tuple[int, str]] = deque()  # of those, the ones with a report, oldest first
 
     def request(
         self, ask: Ask, client: int, key: str, params: Sequence[int], operation: str, arguments: Sequence[Any]
     ) -> list[Command]:
         """A process asks something. Raises ValueError or TypeError where that makes no sense whoever asks it."""
         self._stamps.now = ask.since
-        if key in self._ended.get(client, ()):
-            return [Refuse(ask, Closed(name_of(key)))]
+        ended = self._ended.get(client, {})
+        if key in ended:
+            return [after_end(name_of(key), ended[key], ask, operation)]
         primitive = self._live.get(key)
         try:
             if primitive is None:
@@ -137,8 +143,18 @@ class Coordination:
             self._forget(key)
         elif primitive.is_over:
             for client in self._clients[key]:
-                self._ended.setdefault(client, set()).add(key)
+                self._ended.setdefault(client, {})[key] = primitive.failure
+                if primitive.failure is not None:
+                    self._note_report(client, key)
             self._forget(key)
+
+    def _note_report(self, client: int, key: str) -> None:
+        """A report may be long: only so many are kept."""
+        self._reports.append((client, key))
+        if len(self._reports) > MOST_REPORTS:
+            client, key = self._reports.popleft()
+            if key in self._ended.get(client, {}):
+                self._ended[client][key] = Error(f"{name_of(key)} has failed; it is too long ago to say of what")
 
     def _forget(self, key: str) -> None:
         del self._live[key]

@@ -64,6 +64,10 @@ class Facts:
     waiting: Sequence[Row]
 
 
+#: An error of this package, or the report of any, which nobody here looks at; None: there was none.
+Failure = Error | bytes | None
+
+
 class Primitive(Protocol):
     """One lock, semaphore, event, barrier or queue, as its home has it. Each event returns what is to be done."""
 
@@ -82,7 +86,12 @@ class Primitive(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether all that is left of it is that it has ended."""
+        """Whether all that is left of it is that it has ended, with this or without a failure."""
+        ...
+
+    @property
+    def failure(self) -> Failure:
+        """What it has ended with."""
         ...
 
     def withdraw(self, address: int, call: int) -> list[Command]:

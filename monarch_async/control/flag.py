@@ -5,7 +5,7 @@
 
 from typing import ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Waiting
+from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Failure, Waiting
 from monarch_async.errors import Error
 
 
@@ -34,6 +34,11 @@ class Flag:
     def is_over(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def failure(self) -> Failure:
+        """None."""
+        return None
 
     def set(self, ask: Ask) -> list[Command]:
         """Answered with None; so are all who wait."""

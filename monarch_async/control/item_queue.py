@@ -24,7 +24,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Discard, Facts, Refuse, Row, Waiting
+from monarch_async.control.coordination_asks import (
+    Answer,
+    Ask,
+    Command,
+    Discard,
+    Facts,
+    Failure,
+    Refuse,
+    Row,
+    Waiting,
+)
 from monarch_async.errors import Backpressure, BadCall, Closed, Empty, Error
 
 
@@ -45,8 +55,8 @@ class ItemQueue:
         {"put", "fill", "get", "took", "size", "close", "fail", "join", "leave"}
     )
     __slots__ = (
-        "_bytes", "_failure", "_getters", "_handed", "_items", "_left", "_lost", "_max_bytes", "_max_items", "_name",
-        "_producers", "_putters", "_reserved", "_serial", "_wanted", "is_closed",
+        "_bytes", "_getters", "_handed", "_items", "_left", "_lost", "_max_bytes", "_max_items", "_name",
+        "_producers", "_putters", "_reserved", "_serial", "_wanted", "failure", "is_closed",
     )  # fmt: skip
 
     def __init__(self, name: str, max_items: int, max_bytes: int, producers: int) -> None:
@@ -60,7 +70,7 @@ class ItemQueue:
         self._producers: Waiting[None] = Waiting()
         self._bytes = self._serial = self._left = self._lost = 0  # bytes: queued, reserved and handed out
         self.is_closed = False
-        self._failure: Error | bytes | None = None
+        self.failure: Failure = None
 
     @property
     def params(self) -> tuple[int, ...]:
@@ -79,11 +89,7 @@ class ItemQueue:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, without a failure, and all is taken."""
-        return self._is_drained and self._failure is None
-
-    @property
-    def _is_drained(self) -> bool:
+        """Whether it was closed, or has failed, and all is taken."""
         return self.is_closed and not self.count
 
     # -- putting ---------------------------------------------------------------------------------------------------
@@ -128,7 +134,7 @@ class ItemQueue:
 
         At the end: refused with Closed or what it failed with, or answered with a report of that: {"report": bytes}.
         """
-        if not may_wait and not self._is_drained and (self._getters or not self._items):
+        if not may_wait and not self.is_over and (self._getters or not self._items):
             return [Refuse(ask, Empty(self._name))]
         self._getters.add(ask, None)
         return self._serve()
@@ -207,7 +213,7 @@ class ItemQueue:
         """Return what is in it, who waits, and its producers as holders."""
         state = f"{len(self._items)} of {self._max_items} items, {self._bytes:,} of {self._max_bytes:,} bytes"
         state += f", {self._lost} lost" if self._lost else ""
-        state += ", failed" if self._failure is not None else ", closed" if self.is_closed else ""
+        state += ", failed" if self.failure is not None else ", closed" if self.is_closed else ""
         waiting: list[Row] = [*self._putters.rows(lambda nbytes: f"to put {nbytes:,} bytes")]
         waiting += self._getters.rows(lambda _: "to get")
         return Facts(state, self._producers.rows(lambda _: "produces"), waiting)
@@ -238,21 +244,40 @@ class ItemQueue:
             self._bytes += nbytes
             self._reserved.add(ask, nbytes)
             done.append(Answer(ask, False))
-        if self._is_drained:
-            done += [self._tell_end(ask) for ask, _ in self._getters.take_all()]
+        if self.is_over:
+            done += [tell_end(self._name, self.failure, ask) for ask, _ in self._getters.take_all()]
         return done
 
-    def _close(self, failure: Error | bytes | None) -> list[Command]:
-        if self._failure is None and not self.is_over:  # an end that could be seen is not followed by a failure
-            self._failure = failure
+    def _close(self, failure: Failure) -> list[Command]:
+        self.failure = self.failure if self.failure is not None else failure
         self.is_closed = True
         refused: list[Command] = [Refuse(ask, self._closed()) for ask, _ in self._putters.take_all()]
         return refused + self._serve()
 
-    def _tell_end(self, ask: Ask) -> Command:
-        if isinstance(self._failure, bytes):
-            return Answer(ask, {"report": self._failure})
-        return Refuse(ask, self._failure if self._failure is not None else self._closed())
-
     def _closed(self) -> Closed:
-        return Closed(self._name, "it has failed" if self._failure is not None else "")
+        return closed(self._name, self.failure)
+
+
+def closed(name: str, failure: Failure) -> Closed:
+    """Return what who puts is told after the end."""
+    return Closed(name, "it has failed" if failure is not None else "")
+
+
+def tell_end(name: str, failure: Failure, ask: Ask) -> Command:
+    """Return what who gets is told at the end."""
+    if isinstance(failure, bytes):
+        return Answer(ask, {"report": failure})
+    return Refuse(ask, failure if failure is not None else closed(name, None))
+
+
+def after_end(name: str, failure: Failure, ask: Ask, operation: str) -> Command:
+    """Return the answer of a queue of which only that is left."""
+    match operation:
+        case "get":
+            return tell_end(name, failure, ask)
+        case "size":
+            return Answer(ask, [0, 0, 0])
+        case "close" | "fail" | "leave" | "took":
+            return Answer(ask, None)
+        case _:
+            return Refuse(ask, closed(name, failure))

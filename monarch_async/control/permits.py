@@ -11,7 +11,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Refuse, Row, Stamps, Waiting
+from monarch_async.control.coordination_asks import (
+    Answer,
+    Ask,
+    Command,
+    Facts,
+    Failure,
+    Refuse,
+    Row,
+    Stamps,
+    Waiting,
+)
 from monarch_async.errors import BadCall, Error, NotHolder
 
 
@@ -52,6 +62,11 @@ class Permits:
     def is_over(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def failure(self) -> Failure:
+        """None."""
+        return None
 
     # -- operations ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from sync_home import CLIENT, Home, process
 
+from monarch_async.control import coordination
 from monarch_async.control.coordination import name_of
 from monarch_async.errors import (
     Backpressure,
@@ -358,7 +359,20 @@ def test_a_failure_comes_after_the_items_and_every_time(home: Home) -> None:
     home.ask(1, *QUEUE, "fail", b"a second one")
     home.ask(1, *QUEUE, "close")
     assert get(home, 2) == "a"
+    assert home.is_empty
     assert [get(home, 2), get(home, 3)] == [{"report": b"report"}] * 2
+    assert home.answers[home.ask(1, *QUEUE, "close")] is None
+
+
+def test_of_many_failures_the_latest_are_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q7: those before them end with a failure all the same."""
+    monkeypatch.setattr(coordination, "MOST_REPORTS", 2)
+    keys = [(f"queue {number}", (1, 1, 0)) for number in range(3)]
+    for key in keys:
+        home.ask(1, *key, "fail", b"report")
+    answers = [home.answers[home.ask(1, *key, "get", True)] for key in keys]
+    assert str(answers[0]) == "queue 0 has failed; it is too long ago to say of what"
+    assert answers[1:] == [{"report": b"report"}] * 2
 
 
 def test_the_death_of_a_producer_is_a_failure(home: Home) -> None:
