@@ -58,7 +58,7 @@ class Asked:
         assert self.home.is_empty, "C3"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps, st.integers(1, 4))
 def test_permits(happens: list[tuple[str, int, int]], total: int) -> None:
     """P1 to P6."""
@@ -92,7 +92,7 @@ def test_permits(happens: list[tuple[str, int, int]], total: int) -> None:
     world.end()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps, st.integers(1, 3), st.integers(4, 8))
 def test_queues(happens: list[tuple[str, int, int]], max_items: int, max_bytes: int) -> None:
     """Q1 to Q7: every item that was put is queued, with somebody, taken or lost, in order."""
@@ -170,7 +170,7 @@ def test_queues(happens: list[tuple[str, int, int]], max_items: int, max_bytes: 
     world.end()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps, st.integers(1, 4))
 def test_barriers(happens: list[tuple[str, int, int]], parties: int) -> None:
     """B1 to B4: who passes, passes with all the others."""
@@ -203,7 +203,7 @@ def test_barriers(happens: list[tuple[str, int, int]], parties: int) -> None:
     world.end()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps)
 def test_all_at_once(happens: list[tuple[str, int, int]]) -> None:
     """C1 to C3: over several keys of every kind nobody is answered twice, and in the end nothing is left."""
