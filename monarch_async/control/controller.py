@@ -217,10 +217,10 @@ class Controller:
 def lose(router: Router, exit: Exit) -> int:
     """Fail every pending call to a proc, or to a whole host, that has ended; return how many."""
     error: Lost = exit.as_error()
+    host = host_of(exit.address)
     if isinstance(error, HostLost):
-        host = host_of(exit.address)
-        return router.lose(lambda dst: host_of(dst) == host, error)
-    return router.lose(lambda dst: dst == exit.address, error)
+        return router.lose(host, lambda dst: dst >> 32 == host, error)
+    return router.lose(host, lambda dst: dst == exit.address, error)
 
 
 def default_name() -> str:

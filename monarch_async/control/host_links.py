@@ -75,6 +75,7 @@ class HostLinks:
         self._parts: list[dict[int, HostLink]] = [{} for _ in range(_PARTS)]
         self._next_part = itertools.cycle(range(_PARTS))
         self._losses: deque[tuple[HostLink, str]] = deque()
+        self._is_telling = False
         self._returns: dict[int, asyncio.Task[None]] = {}  # of lost hosts
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: WeakSet[HostWatch] = WeakSet()
@@ -226,17 +227,19 @@ class HostLinks:
         if link is None or link.session is not session:
             return
         self._losses.append((link, reason))
-        if len(self._losses) == 1:
+        if not self._is_telling:
+            self._is_telling = True
             self._tell_loss()
 
     def _tell_loss(self) -> None:
-        """Tell the first of the losses; the next one in the next turn."""
-        link, reason = self._losses[0]
+        """Tell the first of the losses; the next one, though it may come in this turn, in the next."""
+        if not self._losses:
+            self._is_telling = False
+            return
+        link, reason = self._losses.popleft()
+        self._loop.call_soon(self._tell_loss)
         if self._links.get(link.host.id) is link:
             self._lose(link, reason)
-        self._losses.popleft()
-        if self._losses:
-            self._loop.call_soon(self._tell_loss)
 
     def _lose(self, link: HostLink, reason: str) -> None:
         host = link.host

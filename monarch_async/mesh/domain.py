@@ -208,7 +208,8 @@ class Domain:
     def exited(self, exit: Exit, is_delivered: bool) -> None:
         """A proc or a host has ended: tell the owners of what was there."""
         if exit.is_host:
-            gone = [a for a in self.allocations if host_of(a) == host_of(exit.address)]
+            host = host_of(exit.address)
+            gone = [address for address in self.allocations if address >> 32 == host]
         else:
             gone = [exit.address] if exit.address in self.allocations else []
         told: set[int] = set()

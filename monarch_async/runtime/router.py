@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, get_ident
@@ -83,6 +83,7 @@ class Router:
         self._uplink: Connection | None = None
         self._lost_hosts: dict[int, Lost] = {}
         self._paths: dict[tuple[int, int], Path] = {}
+        self._paths_to: defaultdict[int, list[Path]] = defaultdict(list)  # the same by host: a loss looks at no others
         #: Not those of an earlier life at this address: what that one asked for may still be answered, or kept by name.
         self._ids = itertools.count(1 + (secrets.randbits(31) << 31))
         self.direct = Direct(self)
@@ -103,10 +104,9 @@ class Router:
         """
         error = self._lost_hosts.pop(host, None)
         if error is not None:
-            self.lose(lambda dst: host_of(dst) == host, error)  # what was refused, and has not been told so yet
-            for key, path in self._paths.items():
-                if host_of(key[0]) == host:
-                    path.connection = connection
+            self.lose(host, lambda dst: dst >> 32 == host, error)  # what was refused, and has not been told so yet
+            for path in self._paths_to[host]:
+                path.connection = connection
         self._uplinks[host] = connection
         if self._uplink is None or self._uplink.is_closed:
             self._uplink = connection
@@ -119,21 +119,21 @@ class Router:
         """
 
         def is_there(dst: int) -> bool:
-            return host_of(dst) == host
+            return dst >> 32 == host
 
         def refuse(frame: bytes) -> None:
             self.loop.call_soon(lose_refused)
 
         def lose_refused() -> None:
             if self._uplinks.get(host) is connection and not self.is_closed:
-                self.lose(is_there, error)
+                self.lose(host, is_there, error)
 
         connection = self._uplinks[host]
         self._lost_hosts[host] = error
         connection.send = refuse  # it stays the way to that host, for references that know it
         if connection is self._uplink:
             self._uplink = next((other for other in self._uplinks.values() if not other.is_closed), None)
-        return self.lose(is_there, error)
+        return self.lose(host, is_there, error)
 
     def uplink(self, dst: int) -> Connection:
         """Return the connection towards ``dst``. Raises `Closed` where there is none any more."""
@@ -149,6 +149,7 @@ class Router:
             config = self.config
             window = max(config.window_calls, 2 * max_concurrency)
             path = self._paths[(dst, actor)] = Path(dst, actor, self.uplink(dst), window, config.window_bytes)
+            self._paths_to[dst >> 32].append(path)
         return path
 
     def retire(self, members: Sequence[int], actor: int | None = None) -> None:
@@ -156,12 +157,15 @@ class Router:
 
         Whoever still has a reference goes through the agent, which knows that they are gone.
         """
-        gone = set(members)
+        gone, retired = set(members), set()
         for key in [key for key in self._paths if key[0] in gone and actor in (None, key[1])]:
             path = self._paths[key]
             if not path.queue and not path.inflight:
                 path.connection, path.turns = self.uplink(path.dst), RELAYED
                 del self._paths[key]
+                retired.add(path)
+        for host in {host_of(path.dst) for path in retired}:
+            self._paths_to[host] = [path for path in self._paths_to[host] if path not in retired]
 
     # -- calls out -------------------------------------------------------------------------------------------------
 
@@ -363,17 +367,20 @@ class Router:
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 
-    def lose(self, gone: Callable[[int], bool], error: Lost) -> int:
-        """Fail every call that waits for a member whose address ``gone`` knows; return how many a caller sees."""
+    def lose(self, host: int, gone: Callable[[int], bool], error: Lost) -> int:
+        """Fail every call that waits for a member whose address ``gone`` knows; return how many a caller sees.
+
+        ``host``: where all of those are.
+        """
         count = 0
         for call, pending in list(self.pending.items()):
             if pending.has_member(gone):
                 count += pending.is_carrier
                 if pending.lose(gone, error):
                     self.pending.pop(call, None)
-        for key, path in self._paths.items():
-            if gone(key[0]):
-                path.forget(self.uplink(key[0]))
+        for path in self._paths_to.get(host, ()):
+            if gone(path.dst):
+                path.forget(self.uplink(path.dst))
         self.delivery.lose(gone)
         self.outgoing.lose(gone)
         self.direct.lose(gone)
@@ -392,6 +399,7 @@ class Router:
             pending.lose(lambda _: True, error)
             self.pending.pop(call, None)
         self._paths.clear()
+        self._paths_to.clear()
         self.outgoing.close()
         self.delivery.close()
 

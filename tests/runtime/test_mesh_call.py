@@ -99,7 +99,7 @@ async def test_members_of_a_host_that_is_lost_meanwhile_are_not_told() -> None:
     caller = Caller(300)
     caller.call.cancel()
     told = caller.cancelled()
-    caller.router.lose(lambda dst: host_of(dst) == HOST, ma.HostLost("host", "cut"))
+    caller.router.lose(HOST, lambda dst: host_of(dst) == HOST, ma.HostLost("host", "cut"))
     await asyncio.sleep(NEXT_TURN)
     assert caller.cancelled() == told
     with pytest.raises(asyncio.CancelledError):
