@@ -81,6 +81,7 @@ class PlacementRequest:
             await self._placement.release()
         else:
             self._give_back()
+            self.take_refusal(Closed(f"the request for {self._demand.name}", "who asked has ended"))
 
     # -- what the placer says (`holder.Holder`) --------------------------------------------------------------------
 
