@@ -1,6 +1,8 @@
 """Asyncio-native meshes of hosts, processes and actors for PyTorch. The public names, nothing else."""
 
 from monarch_async.config import Config
+from monarch_async.control.host import Host
+from monarch_async.control.membership import HostEvent
 from monarch_async.control.supervision import Failure, escalate, ignore
 from monarch_async.errors import (
     ActorDied,
@@ -49,6 +51,7 @@ from monarch_async.mesh.broadcast import broadcast
 from monarch_async.mesh.buffer import Handle, register
 from monarch_async.mesh.cluster import Cluster, cluster
 from monarch_async.mesh.host_mesh import HostMesh, this_host
+from monarch_async.mesh.host_source import HostSource
 from monarch_async.mesh.placement import Placement
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
@@ -109,8 +112,11 @@ __all__ = [
     "FrameTooLarge",
     "Handle",
     "HandshakeRefused",
+    "Host",
+    "HostEvent",
     "HostLost",
     "HostMesh",
+    "HostSource",
     "LinkBroken",
     "Lock",
     "Lost",

@@ -15,7 +15,7 @@ from monarch_async.control.cluster_token import TOKEN_VARIABLE, read_token
 from monarch_async.control.controller import Controller, Requests
 from monarch_async.control.host import Host
 from monarch_async.errors import Error, HandshakeRefused, LinkBroken
-from monarch_async.mesh.attachment import LOCAL_FOLDERS
+from monarch_async.mesh.local_source import LOCAL_FOLDERS
 from monarch_async.mesh.status import Status, fetch_status
 from monarch_async.transport.loop import run_loop
 from monarch_async.transport.url import Url

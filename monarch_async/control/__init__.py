@@ -34,8 +34,8 @@ Reading order
   who asks it
 - ``uploads.py``  arguments that several procs of a host were sent
 - ``inquiries.py``, ``refusal.py``  what agents ask each other; how they say no
-- ``controller.py``  the client's side: ``host_links.py`` (sessions), ``membership.py`` and ``host.py`` (what hosts there
-  are, pure), ``host_watch.py`` (who follows that), ``directory.py`` and ``host_news.py`` (what agents hear of it)
+- ``controller.py``  the client's side: ``host_links.py`` (sessions), ``membership.py``, ``host.py`` (what hosts there
+  are), ``host_watch.py`` (who follows that), ``directory.py`` and ``host_news.py`` (what agents hear of it)
 - ``supervision.py``  failures and policies
 - ``agent_process.py``, ``local_agent.py``, ``cluster_token.py``  the process around an agent
 """

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -97,6 +97,7 @@ class Controller:
         info = {"role": role, "address": self.address, "name": name}
         self.links = HostLinks(config, self.router, info, self.tls)
         self.links.on_lost, self.links.make_ready = self._lost, self._make_ready
+        self.links.say_goodbye = lambda host: self.requests.post(address(host.id, AGENT), "leave")
         self.directory = Directory(self.links.members, lambda agent, *news: self.requests.post(agent, *news))
         self.links.listeners.append(self.directory.take)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
@@ -120,15 +121,20 @@ class Controller:
         return self.links.hosts
 
     async def join(self, url: str, token: bytes) -> Host:
-        """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError.
+        """Open a session to the agent at ``url``; wait until it is up. Raises as `join_all`."""
+        (host,) = await self.join_all([url], token)
+        return host
 
-        Waits until it is up. Raises HostLost where it is lost before.
+    async def join_all(self, urls: Sequence[str], token: bytes) -> list[Host]:
+        """Open sessions to the agents at ``urls``; return them in this order, once all are up.
+
+        Raises LinkBroken, HandshakeRefused, ValueError, or HostLost where one is lost before; then none has joined.
         """
-        link = await self.links.join(url, token)
+        links = await self.links.join_all(urls, token)
         if not self._is_identified:
             self._is_identified = True
-            self.router.plane.identify(cluster_id(token), self.address, self.name, link.session.local_host)
-        return link.host
+            self.router.plane.identify(cluster_id(token), self.address, self.name, links[0].session.local_host)
+        return [link.host for link in links]
 
     @property
     def own_address(self) -> str:
@@ -140,11 +146,9 @@ class Controller:
         found = self.hosts.get(host)
         return found is not None and found.url.startswith("unix:")
 
-    async def leave(self, host: Host) -> None:
+    async def leave(self, host: Host, why: str = "it has left this program") -> None:
         """Close the session to a host; its procs of ours end."""
-        if self.links.link(host.id) is not None:
-            self.requests.post(address(host.id, AGENT), "leave")
-        await self.links.leave(host)
+        await self.links.leave(host, why)
 
     async def _make_ready(self, link: HostLink, had_life: bool) -> None:
         """A host that comes back is ready when nothing of the old life is left there, or on the way there."""
@@ -163,8 +167,6 @@ class Controller:
         await self.router.direct.aclose()
         self.router.close(Closed(self.name, "it has left its hosts"))
         await self.router.plane.aclose()
-        for link in list(self.links):
-            await self.leave(link.host)
         await self.links.aclose()
 
     # -- what agents report ----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from monarch_async.control.membership import HostEvent, Membership
 from monarch_async.ids import AGENT, address, host_of
 
-
 #: How many hosts that have left are remembered, for those that still refer to them.
 _MOST_GONE = 1024
 

@@ -89,7 +89,7 @@ class HostAgent:
         self.guests.introduction["resources"] = resources.pack()
         self._tasks: set[asyncio.Task[None]] = set()
         self.inquiries = Inquiries(self.address, self._find)
-        self.news = HostNews(self.guests, self.inquiries, self.workers.living, self.answer, self._start_task)
+        self.news = HostNews(self.guests, self.inquiries, self.workers, self.answer, self._start_task)
         where, lost = self.news.where, self._peer_lost
         self._peers = self.news.peers = Peers(self.relay, name, self.address, token, config, lost, where, self.tls)
         self.relay.find_peer, self.relay.seek_peer = self._find_peer, self._peers.seek
@@ -204,7 +204,7 @@ class HostAgent:
         try:
             operation, *arguments = msgpack.unpackb(payload, strict_map_key=False)
             self._perform(src, call, operation, arguments)
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
             log.warning("bad request from %s: %r", connection.name, error)
             self.answer(src, call, {"error": f"bad request: {error!r}"})
 

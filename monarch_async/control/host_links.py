@@ -10,7 +10,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -32,6 +32,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 #: How long the news of an agent's exit may take after its connection has closed.
 _OBITUARY = 0.1
+
+#: How many hosts are dialled at once.
+_DIALS = 64
 
 #: With more hosts than this a tick takes only one of so many parts of them.
 _MANY, _PARTS = 128, 8
@@ -69,6 +72,7 @@ class HostLinks:
         self.watched: set[int] = set()  #: hosts whose agent's exit is told by `declare_lost`, with its cause
         self.listeners: list[Callable[[HostEvent], None]] = []  #: told every change, at once
         self.on_lost: Callable[[Host, HostLost], None] = lambda *_: None
+        self.say_goodbye: Callable[[Host], None] = lambda _: None
         #: Awaited between joining and up, with whether this client had a former life there.
         self.make_ready: Callable[[HostLink, bool], Awaitable[None]] = _nothing_to_do
         self._links: dict[int, HostLink] = {}
@@ -91,27 +95,46 @@ class HostLinks:
         """Return the link to a host, where there is one now."""
         return self._links.get(id)
 
-    async def join(self, url: str, token: bytes) -> HostLink:
-        """Open a session to the agent at ``url``. Raises LinkBroken, HandshakeRefused or ValueError.
+    async def join_all(self, urls: Sequence[str], token: bytes) -> list[HostLink]:
+        """Open sessions to agents, some at a time; wait until these hosts are up. Returned in the order of ``urls``.
 
-        Waits until the host is up. Raises HostLost where it is lost meanwhile.
+        Raises LinkBroken, HandshakeRefused, ValueError, or HostLost where one is lost meanwhile; then none has joined.
         """
-        session = self._session(url, token)
+        links: list[HostLink] = []
+        sessions: deque[Session] = deque()
         try:
-            await session.open()
-            link = HostLink(_host_of(session), session, token)
-            known = self.members.latest(link.host.id)
-            if known is not None and known.kind != "lost":
-                raise ValueError(f"{url} and {known.host.url} are the same host agent")
-        except BaseException:
-            await session.aclose()
-            raise
-        try:
-            await self._enter(link)
+            for start in range(0, len(urls), _DIALS):
+                sessions.extend(await self._open_all(urls[start : start + _DIALS], token))
+                while sessions:
+                    link = HostLink(_host_of(sessions[0]), sessions[0], token)
+                    known = self.members.latest(link.host.id)
+                    if known is not None and known.kind != "lost":
+                        raise ValueError(f"{link.host.url} and {known.host.url} are the same host agent")
+                    sessions.popleft()
+                    links.append(link)
+                    await self._enter(link)
         except BaseException as error:
-            await self.leave(link.host, f"it did not get ready: {error}")
+            for session in sessions:
+                await session.aclose()
+            for link in links:
+                await self.leave(link.host, f"not all that were to join did: {error}")
             raise
-        return link
+        return links
+
+    async def _open_all(self, urls: Sequence[str], token: bytes) -> list[Session]:
+        """All or none."""
+        sessions = [self._session(url, token) for url in urls]
+        dials = [self._loop.create_task(session.open()) for session in sessions]
+        try:
+            await asyncio.gather(*dials)
+        except BaseException:
+            for dial in dials:
+                dial.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)
+            for session in sessions:
+                await session.aclose()
+            raise
+        return sessions
 
     def _session(self, url: str, token: bytes) -> Session:
         parsed = Url.parse(url)
@@ -140,7 +163,10 @@ class HostLinks:
         link = self._forget(host.id)
         self._change(host.id, "leave", why)
         if link is not None:
-            self._router.lose_host(host.id, HostLost(host.name, why))
+            self.say_goodbye(host)
+            link.session.connection.close()
+            if not self._router.is_closed:
+                self._router.lose_host(host.id, HostLost(host.name, why))
             await link.session.aclose()
 
     def _forget(self, id: int) -> HostLink | None:

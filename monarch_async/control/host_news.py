@@ -5,7 +5,8 @@
     renewed [host id, epoch]     it is back: answered once what is sent there from here reaches its new life
     settle []                    a client is back: answered once nothing is left of its former life here, and those to
                                  whom this agent has sessions are sure to know them
-    emptied []                   answered once no proc of who asks runs here
+    emptied []                   answered once no proc of a client runs here
+    stop_all [reason, grace]     ends all procs of a client, in order; answered when they are gone
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from monarch_async.control.guests import Guests
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
 from monarch_async.control.worker import Worker
+from monarch_async.control.workers import Workers
 from monarch_async.errors import Error, HostLost
 
 Reply = Callable[[int, int, object], None]
@@ -28,13 +30,13 @@ class HostNews:
         self,
         guests: Guests,
         inquiries: Inquiries,
-        living: Callable[[], list[Worker]],
+        workers: Workers,
         answer: Reply,
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """``living`` returns the workers here; ``peers`` is set before anything is asked."""
+        """``peers`` is set before anything is asked."""
         self.peers: Peers
-        self._guests, self._inquiries, self._living = guests, inquiries, living
+        self._guests, self._inquiries, self._workers = guests, inquiries, workers
         self._answer, self._start_task = answer, start_task
         self._epoch = 0
         self.operations: dict[str, Callable[..., None]] = {
@@ -42,6 +44,7 @@ class HostNews:
             "renewed": lambda src, call, host, epoch: self._when(src, call, self.peers.renew(host, epoch)),
             "settle": lambda src, call: self._when(src, call, self._settle(self._procs_of(src))),
             "emptied": lambda src, call: self._when(src, call, self._empty(src)),
+            "stop_all": lambda src, call, *how: self._when(src, call, self._stop_all(src, *how)),
         }
 
     async def where(self, host: int) -> tuple[str, str]:
@@ -72,7 +75,7 @@ class HostNews:
         self._start_task(answer())
 
     def _procs_of(self, client: int) -> list[Worker]:
-        return [worker for worker in self._living() if worker.root == client]
+        return [worker for worker in self._workers.living() if worker.root == client]
 
     async def _settle(self, former: list[Worker]) -> None:
         """``former`` are killed already: a client's new session ends its old one."""
@@ -83,3 +86,6 @@ class HostNews:
     async def _empty(self, client: int) -> None:
         while left := self._procs_of(client):
             await asyncio.wait([worker.gone for worker in left])
+
+    async def _stop_all(self, client: int, reason: str, grace: float) -> None:
+        await self._workers.stop([worker.id for worker in self._procs_of(client)], reason, grace)

@@ -87,6 +87,10 @@ class Membership:
     def __len__(self) -> int:
         return len(self._latest)
 
+    def living(self) -> list[Host]:
+        """Return the hosts that are up, suspect or draining, in that order."""
+        return [event.host for event in self._latest.values() if event.kind in ("up", "suspect", "draining")]
+
     def latest(self, id: int) -> HostEvent | None:
         """Return the latest event of a host; None where it is not known, or has left."""
         return self._latest.get(id)

@@ -21,6 +21,7 @@ What it refuses
 Reading order
 - ``attachment.py``, ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a
   program gets from nothing to actors
+- ``roster.py``, ``remote_roster.py``, ``host_source.py``, ``local_source.py``  hosts that join and leave meanwhile
 - ``placement.py``, ``placement_request.py``, ``placed_env.py``  what a demand was granted, and procs on it
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
 - ``buffer.py``, ``registration.py``, ``deathwatch.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory

@@ -1,16 +1,23 @@
-"""The cluster a program directs, as a whole: the hosts it has now.
+"""The cluster a program directs, as a whole: the hosts it has now, and what is placed on them.
 
     async with ma.local_hosts(2):
         print(ma.cluster().hosts)
 """
 
+import asyncio
+from collections.abc import AsyncIterator
+
+from monarch_async.control.host import Host
+from monarch_async.control.membership import HostEvent
 from monarch_async.errors import BadDemand
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.lock_table import LockTable, fetch_locks
 from monarch_async.mesh.placement_request import PlacementRequest
+from monarch_async.mesh.roster import checked_deadline
 from monarch_async.scheduler.demand import Demand
 from monarch_async.scheduler.holdings import Holdings
+from monarch_async.scheduler.resources import Resources
 
 
 class Cluster:
@@ -22,8 +29,67 @@ class Cluster:
 
     @property
     def hosts(self) -> HostMesh:
-        """The hosts that this process can spawn procs on now, in the order in which they joined."""
+        """The hosts of this program that live now, in the order in which they joined; a mesh made now stays as it is.
+
+        One that is suspect (see `events`) or drained is among them. In an actor: its own host first; the others once
+        `fetch_hosts` or `events` was used there.
+        """
         return HostMesh(self._domain.hosts)
+
+    async def fetch_hosts(self) -> HostMesh:
+        """Return all of `hosts`, in actors too. Waits for the client, once; from then on they are told of changes."""
+        await self._domain.roster.fetch()
+        return self.hosts
+
+    async def events(self) -> AsyncIterator[HostEvent]:
+        """Follow what becomes of hosts: ``async for event in cluster.events()``.
+
+        First comes one event for each host there is, then every change, each with a ``version`` that counts up. It ends
+        when the program leaves its hosts. A reader more than a thousand changes behind misses what lay between: it gets
+        one event for each host that is not as it was when last read.
+
+        A host is ``suspect`` as soon as its connection breaks, or it is not heard for three heartbeats. It may come
+        back ``up``, with nothing lost; after ``Config.resume_window`` it is ``lost``. A lost host is dialled on, and
+        comes back empty (``joining``, ``up``): what ran there has ended, and old references go on failing.
+        """
+        watch = await self._domain.roster.watch()
+        async for event in watch:
+            yield event
+
+    async def join(self, url: str) -> HostMesh:
+        """Take in the host whose agent listens at ``url``, with this program's token; return it as a mesh of one.
+
+        Waits until it is up. Raises ValueError where it is one of this program's already or the address is bad,
+        LinkBroken where nobody listens, HandshakeRefused where token, version or certificate is wrong.
+        """
+        return HostMesh([await self._domain.roster.join(url)])
+
+    async def grow(self, count: int, resources: Resources | None = None) -> HostMesh:
+        """Get ``count`` more hosts from where this program has its own (`HostSource`); return them as a mesh.
+
+        `local_hosts` starts further agents; `attach` asks its ``source``. ``resources``: only hosts of that kind. Waits
+        until all are up; they are given back when they leave, and at the end. Raises BadCall where there is no source,
+        and what kept the source from giving them; then there are none.
+        """
+        return HostMesh(await self._domain.roster.grow(count, resources))
+
+    async def drain(self, host: Host | HostMesh, deadline: float | None = None) -> None:
+        """Let a host (or several) go: nothing new is placed there, and once no proc of this program is left it leaves.
+
+        ``deadline``: seconds after which what still runs there is stopped, as by `leave`. Waits until it has left.
+        Where that is cancelled it stays, and is used again (in actors it goes on). `HostMesh.spawn_procs` still starts
+        procs there, if it is told to. Shared objects that only this host has go with it.
+        """
+        roster, seconds = self._domain.roster, checked_deadline(deadline)
+        await asyncio.gather(*[roster.drain(id, seconds) for id in _ids(host)])
+
+    async def leave(self, host: Host | HostMesh) -> None:
+        """Let a host (or several) go now: procs of this program there are stopped in order.
+
+        What waits for them fails with HostLost or ProcDied. For an actor that has spawned some of them that is a
+        failure, which it may handle. Waits until it has left; twice is fine.
+        """
+        await asyncio.gather(*[self._domain.roster.leave(id) for id in _ids(host)])
 
     def place(self, demand: Demand) -> PlacementRequest:
         """Ask for ``demand``: an ``async with`` block that holds its `Placement`, or to be awaited.
@@ -50,6 +116,10 @@ class Cluster:
         """Return which locks, semaphores, events, barriers and queues are in use, who holds them and who waits, for how
         long; ``print`` shows it as a table. In an actor: those of its host, and those that have a name."""
         return await fetch_locks(self._domain)
+
+
+def _ids(host: Host | HostMesh) -> list[int]:
+    return [host.id] if isinstance(host, Host) else [member.id for member in host.hosts]
 
 
 def cluster() -> Cluster:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from monarch_async.mesh.actor_mesh import ActorGroup
     from monarch_async.mesh.proc_mesh import Allocation
     from monarch_async.mesh.registration import Registration
+    from monarch_async.mesh.roster import Roster
 
 
 #: How many deaths are remembered. A call that reports one has been told of it by then, or nobody looks for so long.
@@ -118,6 +119,11 @@ class Domain:
     def store_agent(self, home: int) -> int:
         """Return the agent to ask about shared objects of this home; 0: about new ones. May raise Closed."""
         return agent_of(self.router.address)
+
+    @property
+    def roster(self) -> "Roster":
+        """Where to ask for other hosts."""
+        raise NotImplementedError
 
     @property
     def placer(self) -> Places:

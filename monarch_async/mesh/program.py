@@ -14,6 +14,9 @@ from monarch_async.ids import AGENT, address, host_of
 from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.guardian import Guardian, current_guardian
+from monarch_async.mesh.host_source import HostSource
+from monarch_async.mesh.remote_roster import RosterDesk
+from monarch_async.mesh.roster import ClientRoster
 from monarch_async.mesh.scope import Scope, current_scope
 from monarch_async.runtime.call import Unseen
 
@@ -24,17 +27,24 @@ _PATIENCE = 10.0
 class Program(Domain):
     """One client. ``scope`` is the block of its hosts, where failures end that nobody handles."""
 
-    def __init__(self, controller: Controller, scope: Scope) -> None:
-        """Take what the controller reports."""
+    def __init__(self, controller: Controller, scope: Scope, token: bytes, source: HostSource | None) -> None:
+        """Take what the controller reports. ``token`` and ``source``: see `ClientRoster`."""
         super().__init__(controller.router)
         self.controller, self.scope = controller, scope
         self.console = Console(controller.config.fold_logs, scope.fail)
         self._placer = Placer(controller)
         RemoteHolders(controller, self._placer)
         controller.links.listeners.append(self._placer.take_host_event)
+        self._roster = ClientRoster(self, token, source)
+        RosterDesk(controller, self._roster, self.start_task)
         controller.on_exit = lambda exit, _, pending: self.exited(exit, pending > 0)
         controller.on_failure = self.failed
         controller.on_lines = self.console.show
+
+    @property
+    def roster(self) -> ClientRoster:
+        """The one of the whole program: workers ask it too."""
+        return self._roster
 
     @property
     def placer(self) -> Placer:
@@ -43,7 +53,7 @@ class Program(Domain):
 
     @property
     def hosts(self) -> list[Host]:
-        """Those that are up, suspect or draining, in the order in which they joined."""
+        """All of them, in the order in which they joined."""
         return list(self.controller.hosts.values())
 
     @property

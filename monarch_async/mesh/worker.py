@@ -19,6 +19,7 @@ from monarch_async.errors import ActorDied
 from monarch_async.ids import agent_of, host_of
 from monarch_async.mesh.domain import Domain, activate_domain
 from monarch_async.mesh.guardian import Guardian, current_guardian
+from monarch_async.mesh.remote_roster import RemoteRoster
 from monarch_async.runtime.call import Unseen
 from monarch_async.runtime.context import current_context, enter_hook
 from monarch_async.runtime.instance import Instance
@@ -36,7 +37,8 @@ class WorkerDomain(Domain):
         self._proc = proc
         self.root, self.home = spec["root"], spec["home"]
         self._placer = RemotePlacer(self.requests, self.root)
-        proc.operations |= self._placer.operations
+        self._roster = RemoteRoster(self.requests, self.root)
+        proc.operations |= self._placer.operations | self._roster.operations
         proc.on_exit = self._take_exit
         proc.on_failure = self.failed
         proc.release = self._release
@@ -50,8 +52,15 @@ class WorkerDomain(Domain):
 
     @property
     def hosts(self) -> list[Host]:
-        """Its own host first."""
-        return [Host(host_of(self._proc.info.address), self._proc.info.host, "")]
+        """Its own host first; the others once the roster has fetched them."""
+        mine, known = host_of(self._proc.info.address), self._roster.hosts
+        own = [host for host in known if host.id == mine] or [Host(mine, self._proc.info.host, "")]
+        return own + [host for host in known if host.id != mine]
+
+    @property
+    def roster(self) -> RemoteRoster:
+        """What asks the client's."""
+        return self._roster
 
     @property
     def placer(self) -> RemotePlacer:

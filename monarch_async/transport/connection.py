@@ -173,6 +173,8 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send what was handed over, then close for good. Closing twice is fine."""
+        if self.is_closed:
+            return
         self.is_closed = True
         self._flush_joined()
         self.send = self._drop

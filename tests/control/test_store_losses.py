@@ -18,7 +18,7 @@ from monarch_async.bulk.region import RemoteRegion
 from monarch_async.config import Config
 from monarch_async.errors import ObjectLost, TransferError
 from monarch_async.ids import agent_of
-from monarch_async.mesh.attachment import LocalAgent
+from monarch_async.mesh.local_source import LocalAgent
 from monarch_async.mesh.domain import active_domain
 from monarch_async.runtime.router import active_router
 
@@ -134,7 +134,7 @@ TOKEN = "a token of the tests"
 @contextlib.asynccontextmanager
 async def agent(listen: str, **settings: Any) -> AsyncIterator[str]:
     """An agent that outlives its clients; yields its address."""
-    agent = await LocalAgent.start("h", listen, TOKEN, replace(Config(), **settings))
+    agent = await LocalAgent.start("h", listen, TOKEN, replace(Config(), **settings), None, (0, 1))
     try:
         yield await agent.wait_ready()
     finally:
