@@ -288,9 +288,10 @@ class Freeze:
     is_whole: bool
 
     async def happen(self, world: Simulation) -> None:
-        world.freeze(self.host, self.is_whole)
-        await asyncio.sleep(self.seconds)
-        world.thaw(self.host)
+        if world.is_up(self.host):
+            world.freeze(self.host, self.is_whole)
+            await asyncio.sleep(self.seconds)
+            world.thaw(self.host)
 
 
 @dataclass(frozen=True)
