@@ -9,6 +9,7 @@ from monarch_async.scheduler.feasibility import Kinds, candidates, is_meant, sho
 from monarch_async.scheduler.fit import Fit
 from monarch_async.scheduler.placement_record import PlacementRecord
 from monarch_async.scheduler.shape import Shape
+from monarch_async.scheduler.takeable import Takeable
 
 NOWHERE: list[Book] = []
 
@@ -20,7 +21,8 @@ class Accounts:
         self.books = Books()
         self.kinds: Kinds = ()
         self.placements: dict[int, PlacementRecord] = {}  #: waiting and granted
-        self.takeable: dict[int, PlacementRecord] = {}  #: granted ones that may be recalled
+        self.takeable = Takeable()
+        self.changes = 0  #: goes up with what may make recalls useful that were not
         self.recalled: dict[int, PlacementRecord] = {}  #: granted ones that were, and are still there
         self.on_host: dict[int, dict[int, None]] = {}  #: host -> ids of placements there
         self._meant: dict[tuple[object, object], tuple[int, list[Book]]] = {}
@@ -34,6 +36,7 @@ class Accounts:
         rank = self.books.rank(event.host)
         self.books.add(Book.of(event.host, rank, event.name, event.resources))
         self.on_host[event.host] = {}
+        self.changes += 1
 
     def close_book(self, host: int) -> list[tuple[PlacementRecord, list[int]]]:
         """Take a host out. Returns the placements that had bundles there, and which."""
@@ -42,6 +45,8 @@ class Accounts:
         hit: list[tuple[PlacementRecord, list[int]]] = []
         for id in self.on_host.pop(host):
             record = self.placements[id]
+            is_takeable = record in self.takeable
+            self.takeable.discard(record)
             bundles = [
                 bundle for bundle, (held_of, _) in enumerate(record.places)
                 if held_of.host == book.host and bundle not in record.lost
@@ -49,7 +54,10 @@ class Accounts:
             record.lost.update(bundles)
             for bundle in bundles:
                 record.lent.pop(bundle, None)
+            if is_takeable:
+                self.takeable.add(record)
             hit.append((record, bundles))
+        self.changes += 1
         return hit
 
     # -- writing
@@ -74,11 +82,18 @@ class Accounts:
         if record.shape.within is not None:
             self.placements[record.shape.within[0]].guests[record.id] = None
         if record.shape.is_spare or record.shape.preemptible:
-            self.takeable[record.id] = record
+            self.takeable.add(record)
+            self.changes += 1
 
     def end(self, record: PlacementRecord) -> set[int]:
         """Take back all that a placement has. Returns its hosts that are still there."""
         self.reclaim(record)
+        self.takeable.discard(record)
+        if self.recalled.pop(record.id, None) is None:
+            self.changes += 1
+        elif (waiter := record.recalled_for) is not None:
+            record.recalled_for = None
+            waiter.awaited -= 1
         freed: set[int] = set()
         for book, held in record.living():
             book.give(held)
@@ -86,15 +101,14 @@ class Accounts:
             self.on_host[book.host].pop(record.id, None)
             freed.add(book.host)
         record.places, record.lost, record.rooms = [], set(), {}
-        self.takeable.pop(record.id, None)
-        self.recalled.pop(record.id, None)
         if record.shape.within is not None and record.shape.within[0] in self.placements:
             self.placements[record.shape.within[0]].guests.pop(record.id, None)
         return freed
 
     def mark_recalled(self, record: PlacementRecord) -> None:
         """Write down that a placement's holder is asked to give it back."""
-        self.recalled[record.id] = self.takeable.pop(record.id)
+        self.takeable.discard(record)
+        self.recalled[record.id] = record
 
     def held_now(self, record: PlacementRecord) -> list[tuple[Book, Held]]:
         """Return what ending a placement would give back."""
@@ -112,6 +126,7 @@ class Accounts:
         hosts: set[int] = set()
         if record.lent:
             return hosts
+        self.changes += 1
         for bundle, (book, held) in enumerate(record.places):
             room = record.rooms.get(bundle)
             cpus = held.cpus if room is None else max(room.cpus, 0)
@@ -135,6 +150,7 @@ class Accounts:
         """Write down what others hold on a host, in all."""
         book.give(book.elsewhere)
         book.elsewhere = held
+        self.changes += 1
         self.take(book, held)
 
     # -- where a demand may go

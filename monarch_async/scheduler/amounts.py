@@ -4,7 +4,7 @@ Books of floats do not return to zero: three times 0.1 is not 0.3. All of the sc
 counts in these units.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from monarch_async.scheduler.demand import Bundle
@@ -57,6 +57,21 @@ def together(needs: Iterable[Need]) -> Need:
         for name, amount in need.custom:
             custom[name] = custom.get(name, 0) + amount
     return Need(cpus, gpus, memory, tuple(sorted(custom.items())))
+
+
+def summed(parts: Sequence[Held]) -> Held:
+    """Return what is held in all."""
+    if len(parts) == 1:
+        return parts[0]
+    gpus: dict[str, int] = {}
+    custom: dict[str, int] = {}
+    for held in parts:
+        for device, amount in held.gpus:
+            gpus[device] = gpus.get(device, 0) + amount
+        for name, amount in held.custom:
+            custom[name] = custom.get(name, 0) + amount
+    cpus, memory = sum(held.cpus for held in parts), sum(held.memory for held in parts)
+    return Held(cpus, tuple(gpus.items()), memory, tuple(sorted(custom.items())))
 
 
 def total(held: Held) -> Need:

@@ -71,6 +71,9 @@ class Dispatch:
                 if line.members:
                     heapq.heappush(queue, (line.head.order, line))
             else:
+                if head.expected and not head.awaited:
+                    head.expected = []  # all is gone that was asked back for it, and still it does not fit
+                    self.accounts.changes += 1
                 line.is_settled = not head.refused_until
                 self._keep(line, head, now)
         return granted

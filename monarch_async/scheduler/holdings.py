@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from monarch_async.scheduler.accounts import Accounts
+from monarch_async.scheduler.amounts import summed
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.events import Held
 
@@ -53,21 +54,6 @@ class Holdings:
 
     hosts: tuple[HostHoldings, ...]
     waiting: tuple[Waiter, ...]
-
-
-def summed(parts: list[Held]) -> Held:
-    """Return what is held in all."""
-    if len(parts) == 1:
-        return parts[0]
-    gpus: dict[str, int] = {}
-    custom: dict[str, int] = {}
-    for held in parts:
-        for device, amount in held.gpus:
-            gpus[device] = gpus.get(device, 0) + amount
-        for name, amount in held.custom:
-            custom[name] = custom.get(name, 0) + amount
-    cpus, memory = sum(held.cpus for held in parts), sum(held.memory for held in parts)
-    return Held(cpus, tuple(gpus.items()), memory, tuple(sorted(custom.items())))
 
 
 def free(book: Book) -> Held:

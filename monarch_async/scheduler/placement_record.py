@@ -10,6 +10,8 @@ class PlacementRecord:
     """One placement: waiting while ``places`` is empty, granted otherwise."""
 
     __slots__ = (
+        "awaited",
+        "considered",
         "demand",
         "expected",
         "guests",
@@ -20,6 +22,7 @@ class PlacementRecord:
         "number",
         "passed",
         "places",
+        "recalled_for",
         "refusals",
         "refused_until",
         "rooms",
@@ -37,6 +40,9 @@ class PlacementRecord:
         self.guests: dict[int, None] = {}  #: ids of placements within
         self.lent: dict[int, int] = {}  #: bundle -> units of cpus that others may use meanwhile
         self.expected: list[Book] = []  #: for each bundle, where it will go once others, recalled for it, are gone
+        self.awaited = 0  #: how many of those are still there
+        self.considered = -1  #: `Accounts.changes` when it was last asked whom to recall for it
+        self.recalled_for: PlacementRecord | None = None
         self.passed = 0  #: how many placements that came later were granted first
         self.refusals = 0
         self.refused_until: dict[int, float] = {}  #: host -> when it may be tried again

@@ -1,14 +1,18 @@
 """Who is asked to give back what it holds, so that who waits fits: spares, and on request preemptible placements.
 
 Spares go first. Of preemptible placements only those of lower priority than the one that waits, the lowest and newest
-first. What is given back is found by trying: released in the books one after the other until the demand fits, then all
-that turn out not to be needed are taken off the list again. The books are left as they were.
+first. Found by trying: they are released in the books, host by host, until the demand fits; then those that hold
+nothing of where it fits are taken off the list again. The books are left as they were.
+
+What was recalled counts as free for those it was recalled for. They are not looked at again before the last of it is
+gone, nor is anybody before something has changed: a queue of thousands costs little while it waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from monarch_async.scheduler.accounts import Accounts
+from monarch_async.scheduler.amounts import summed
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.dispatch import Dispatch
 from monarch_async.scheduler.events import Held
@@ -23,27 +27,31 @@ class Recalls:
 
     def __init__(self, accounts: Accounts, dispatch: Dispatch) -> None:
         self.accounts, self.dispatch = accounts, dispatch
+        self._seen = (-1, -1)  #: changes of accounts, and of who waits, when it was last looked for
         self._journal: list[tuple[Book, Held, bool]] = []  #: what is written only for a try; whether it was given
 
     def choose(self, now: float) -> list[tuple[PlacementRecord, PlacementRecord]]:
         """Return who is recalled, each with the one that waits for it, and mark both."""
-        if not self.dispatch.waiting or not self.accounts.takeable:
+        waiting, accounts = self.dispatch.waiting, self.accounts
+        seen = (accounts.changes, waiting.changes)
+        if not waiting or not accounts.takeable or seen == self._seen:
+            return []
+        self._seen = seen
+        front = list(islice(waiting, AHEAD))
+        if all(waiter.expected or waiter.considered == accounts.changes for waiter in front):
             return []
         kept = self.dispatch.kept()
+        kept_for = {line.head.id: places for line, places in kept}
         self.dispatch.drop_all()
-        for record in self.accounts.recalled.values():
+        for record in accounts.recalled.values():
             self._release(record)
         chosen: list[tuple[PlacementRecord, PlacementRecord]] = []
-        kept_for = {line.head.id: places for line, places in kept}
-        for waiter in list(islice(self.dispatch.waiting, AHEAD)):
+        for waiter in front:
             places = self.dispatch.fit(waiter, None, now)
             if places is None:
                 victims, places = self._victims(waiter, now)
-                for victim in victims:
-                    self.accounts.mark_recalled(victim)
-                    chosen.append((victim, waiter))
-                if victims and places is not None:
-                    waiter.expected = [book for book, _ in places]
+                chosen += [(victim, waiter) for victim in victims]
+            waiter.considered = accounts.changes
             for book, held in places or kept_for.get(waiter.id, ()):
                 self._write(book, held, False)
         self._roll_back(0)
@@ -52,81 +60,107 @@ class Recalls:
             self.dispatch.keep_all(now)
         return chosen
 
-    def _victims(self, waiter: PlacementRecord, now: float) -> tuple[list[PlacementRecord], Fit | None]:
-        """Return who must go for one that waits, released in the books; and where that one fits then."""
-        victims = [record for record in self.accounts.takeable.values() if _may_be_taken(record, waiter)]
-        if not victims:
-            return [], None
-        victims.sort(key=lambda record: (not record.shape.is_spare, record.shape.priority, -record.number))
-        mark = len(self._journal)
-        if len(waiter.shape.needs) == 1:
-            needed = self._on_one_host(waiter, victims, now)
-        else:
-            needed = self._on_many(waiter, victims, now)
-        self._roll_back(mark)
-        for record in needed:
-            self._release(record)
-        places = self.dispatch.fit(waiter, None, now) if needed else None
-        return needed, places
+    def revise(self) -> None:
+        """Choose anew for those whose hosts are no longer to be had."""
+        for record in self.accounts.recalled.values():
+            waiter = record.recalled_for
+            if waiter is not None and not all(book.is_open for book in waiter.expected):
+                waiter.expected, waiter.awaited = [], 0
+            if waiter is not None and not waiter.expected:
+                record.recalled_for = None
+        self.accounts.changes += 1
 
-    def _on_one_host(
-        self, waiter: PlacementRecord, victims: Sequence[PlacementRecord], now: float
-    ) -> list[PlacementRecord]:
-        """Return the fewest victims of one host that make room for one bundle there."""
-        need = waiter.shape.needs[0]
+    def _victims(self, waiter: PlacementRecord, now: float) -> tuple[list[PlacementRecord], Fit | None]:
+        """Return who must go for one that waits, marked and released in the books; and where that one fits then."""
+        mark = len(self._journal)
         among = self.accounts.among(waiter, None, now)
         books = self.accounts.books.opened() if among is None else among
-        by_host: dict[int, list[PlacementRecord]] = {}
+        if len(waiter.shape.needs) == 1:
+            victims = self._on_one_host(waiter, books)
+        else:
+            victims = self._on_many(waiter, books, now)
+        self._roll_back(mark)
         for record in victims:
-            for host in record.hosts():
-                by_host.setdefault(host, []).append(record)
+            self._release(record)
+        places = self.dispatch.fit(waiter, None, now) if victims else None
+        if places is None:
+            self._roll_back(mark)
+            return [], None
+        for record in victims:
+            self.accounts.mark_recalled(record)
+            record.recalled_for = waiter
+        waiter.expected, waiter.awaited = [book for book, _ in places], len(victims)
+        return victims, places
+
+    def _on_one_host(self, waiter: PlacementRecord, books: Sequence[Book]) -> list[PlacementRecord]:
+        """Return the fewest victims of one host that make room for one bundle there."""
+        need, within = waiter.shape.needs[0], waiter.shape.within
         best: tuple[tuple[int, int, int], list[PlacementRecord]] | None = None
         for book in books:
-            there = by_host.get(book.host, ())
-            if not there or not book.empty.room_for(need, 1):
+            if not self.accounts.takeable.room_for(need, 1, book, within):
                 continue
             mark = len(self._journal)
             released: list[PlacementRecord] = []
-            for record in there:
+            for record in self._candidates(waiter, book):
                 self._release(record)
                 released.append(record)
                 if book.room_for(need, 1):
                     break
-            if book.room_for(need, 1):
-                released = self._needed(released, lambda book=book: bool(book.room_for(need, 1)))
-                preempted = sum(1 for record in released if not record.shape.is_spare)
-                key = (preempted, len(released), book.rank)
+            if released and book.room_for(need, 1):
+                needed = self._needed(released, [(book, book.pick(need))])
+                key = (sum(1 for record in needed if not record.shape.is_spare), len(needed), book.rank)
                 if best is None or key < best[0]:
-                    best = (key, released)
+                    best = (key, needed)
             self._roll_back(mark)
         return best[1] if best is not None else []
 
-    def _on_many(
-        self, waiter: PlacementRecord, victims: Sequence[PlacementRecord], now: float
-    ) -> list[PlacementRecord]:
+    def _on_many(self, waiter: PlacementRecord, books: Sequence[Book], now: float) -> list[PlacementRecord]:
         """Return victims that make room for a gang, all of them needed."""
-
-        def fits() -> bool:
-            return self.dispatch.fit(waiter, None, now) is not None
-
-        batch, start = 1, 0
-        while start < len(victims):
-            for record in victims[start : start + batch]:
-                self._release(record)
-            start, batch = start + batch, batch * 2
-            if fits():
-                return self._needed(list(victims[:start]), fits)
+        if not self._might_fit(waiter, books):
+            return []
+        needs = waiter.shape.needs
+        rooms = {book.rank: book.room_for(needs[0], len(needs)) for book in books}
+        order = sorted(books, key=lambda book: (-rooms[book.rank], -book.whole, -book.cpus, book.rank))
+        released: dict[int, PlacementRecord] = {}
+        batch = start = 0
+        while start < len(order):
+            batch = max(1, batch * 2)
+            for book in order[start : start + batch]:
+                for record in self._candidates(waiter, book):
+                    if record.id not in released:
+                        released[record.id] = record
+                        self._release(record)
+            start += batch
+            if released and (places := self.dispatch.fit(waiter, None, now)) is not None:
+                return self._needed(sorted(released.values(), key=_cheapness), places)
         return []
 
-    def _needed(self, released: list[PlacementRecord], fits: Callable[[], bool]) -> list[PlacementRecord]:
-        """Return those of the released without which it does not fit; the dearest are spared first."""
+    def _might_fit(self, waiter: PlacementRecord, books: Sequence[Book]) -> bool:
+        """Return whether there might be room for a gang if all were gone that may be; False is certain."""
+        shape, takeable = waiter.shape, self.accounts.takeable
+        if not shape.is_uniform:
+            return True
+        count = len(shape.needs)
+        most = 1 if shape.strategy == "strict_spread" else count
+        rooms = [takeable.room_for(shape.needs[0], most, book, shape.within) for book in books]
+        return (max(rooms, default=0) if shape.strategy == "strict_pack" else sum(rooms)) >= count
+
+    def _candidates(self, waiter: PlacementRecord, book: Book) -> list[PlacementRecord]:
+        """Return those on one host that may be taken, the cheapest first."""
+        there = self.accounts.takeable.there(book, waiter.shape.within).records.values()
+        return sorted((record for record in there if _may_be_taken(record, waiter)), key=_cheapness)
+
+    def _needed(self, released: Sequence[PlacementRecord], places: Fit) -> list[PlacementRecord]:
+        """Return those without which there is no room for these places; the dearest are spared first."""
+        for book, held in places:
+            self._write(book, held, False)
         needed: list[PlacementRecord] = []
         for record in reversed(released):
-            mark = len(self._journal)
-            for book, held in self.accounts.held_now(record):
-                self._write(book, held, False)
-            if not fits():
-                self._roll_back(mark)
+            held_now = self.accounts.held_now(record)
+            if all(book.has(held) for book, held in _summed(held_now)):
+                for book, held in held_now:
+                    self._write(book, held, False)
+            else:
                 needed.append(record)
         return needed
 
@@ -142,6 +176,20 @@ class Recalls:
         while len(self._journal) > mark:
             book, held, is_given = self._journal.pop()
             (self.accounts.take if is_given else self.accounts.give)(book, held)
+
+
+def _cheapness(record: PlacementRecord) -> tuple[bool, int, int]:
+    return (not record.shape.is_spare, record.shape.priority, -record.number)
+
+
+def _summed(held: Fit) -> Fit:
+    """Return what is held of each book, in all."""
+    if len(held) == 1:
+        return held
+    by_book: dict[int, tuple[Book, list[Held]]] = {}
+    for book, one in held:
+        by_book.setdefault(id(book), (book, []))[1].append(one)
+    return [(book, summed(parts)) for book, parts in by_book.values()]
 
 
 def _may_be_taken(record: PlacementRecord, waiter: PlacementRecord) -> bool:

@@ -130,9 +130,11 @@ class Scheduler:
                 self._host_gone(host, now)
             case HostClosed(host):
                 self._accounts.books.open(host, False)
+                self._recalls.revise()
                 self._turn(set(), now)
             case HostOpened(host):
                 self._accounts.books.open(host, True)
+                self._recalls.revise()
                 self._turn({host}, now)
             case Declared(kinds):
                 self._accounts.kinds = kinds
@@ -253,6 +255,7 @@ class Scheduler:
         self._dispatch.drop_all()
         for record, bundles in self._accounts.close_book(host):
             self._commands.append(Lost(record.id, tuple(bundles)))
+        self._recalls.revise()
 
     def _host_gone(self, host: int, now: float) -> None:
         if (book := self._accounts.books.by_host.get(host)) is None:

@@ -34,6 +34,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.lines: dict[Shape, Line] = {}
+        self.changes = 0  #: goes up when somebody comes or goes
 
     def __bool__(self) -> bool:
         return bool(self.lines)
@@ -47,6 +48,7 @@ class Waiting:
 
     def add(self, record: PlacementRecord, now: float) -> Line:
         """Put a placement where its priority and arrival say. Returns its line."""
+        self.changes += 1
         line = self.lines.get(record.shape)
         if line is None:
             line = self.lines[record.shape] = Line(record.shape, now)
@@ -59,6 +61,7 @@ class Waiting:
 
     def remove(self, record: PlacementRecord) -> None:
         """Take a placement out of its line."""
+        self.changes += 1
         line = self.lines[record.shape]
         del line.members[record.id]
         if not line.members:

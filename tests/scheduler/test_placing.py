@@ -42,6 +42,11 @@ def test_a_gang_takes_the_fewest_hosts_and_its_ranks_are_contiguous():
     assert gpus(commands, 1)[:4] == [("g0",), ("g1",), ("g2",), ("g3",)]
 
 
+def test_ranks_follow_the_order_of_hosts():
+    made = scheduler(host(2), host(4), host(3))
+    assert places(ask(made, 1, gang(9)), 1) == [0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
 def test_spread_gangs_are_even():
     made = scheduler(host(4), host(4), host(4))
     assert places(ask(made, 1, gang(7, strategy="spread")), 1) == [0, 0, 0, 1, 1, 2, 2]

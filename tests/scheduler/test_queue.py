@@ -118,6 +118,27 @@ def test_a_gang_that_leaves_gives_up_what_was_kept():
     assert granted(withdraw(made, 1)) == [2]
 
 
+def test_what_was_kept_is_free_when_the_gang_finds_room_elsewhere():
+    made = scheduler(host(4), host(4), host(1), patience=0.0)
+    ask(made, 0, gang(3, hosts=["host0"])), ask(made, 1, gang(4, hosts=["host1"])), ask(made, 2, gang(1))
+    ask(made, 10, gang(4, strategy="strict_pack"))
+    handle(made, Tick())
+    assert ask(made, 11) == []
+    assert made.holdings().waiting[0].kept_on == ("host0",)
+    commands = withdraw(made, 1)
+    assert places(commands, 10) == [1] * 4
+    assert places(commands, 11) == [0]
+
+
+def test_room_is_kept_where_least_is_short():
+    made = scheduler(host(4), host(4), host(4), patience=0.0)
+    for number, cpus in enumerate([3, 1, 2]):
+        ask(made, number, gang(cpus, hosts=[f"host{number}"]))
+    ask(made, 10, gang(4, strategy="strict_pack"))
+    handle(made, Tick())
+    assert made.holdings().waiting[0].kept_on == ("host1",)
+
+
 def test_two_gangs_in_a_row():
     made = scheduler(host(2), host(2), patience=0.0)
     for id in range(4):

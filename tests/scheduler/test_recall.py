@@ -55,7 +55,7 @@ def test_many_that_wait_recall_many_spares_at_once():
     for id in range(8):
         ask(made, id, SPARE)
     asked = [recalled(ask(made, 10 + number)) for number in range(8)]
-    assert sorted(sum(asked, [])) == list(range(8))
+    assert sorted(victim for victims in asked for victim in victims) == list(range(8))
     assert all(len(victims) == 1 for victims in asked)
 
 
