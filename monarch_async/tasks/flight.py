@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 class Flight:
     """One try of one task. A `runtime.call.Pending`: no second future, no callback, as there is one for every task."""
 
-    __slots__ = ("_path", "_pool", "id", "nbytes", "task", "worker")
+    __slots__ = ("_path", "_pool", "id", "is_sure", "nbytes", "sent_at", "task", "worker")
     is_carrier = True
 
-    def __init__(self, pool: "TaskPool", task: "SentTask", worker: "WarmWorker", path: "Path") -> None:
-        """Not sent yet."""
+    def __init__(
+        self, pool: "TaskPool", task: "SentTask", worker: "WarmWorker", path: "Path", now: float, is_sure: bool
+    ) -> None:
+        """Sent ``now``. ``is_sure``: the worker was alive then."""
         self._pool, self.task, self.worker, self._path = pool, task, worker, path
+        self.sent_at, self.is_sure = now, is_sure
         self.id = self.nbytes = 0
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:

@@ -53,6 +53,9 @@ from monarch_async.wire.frame import CANCEL, CANCELLED, FAILED, WANTS_REPLY, pac
 from monarch_async.wire.message import CallFields, pack_call_fields
 from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps_call, loads
 
+#: Who was heard so long ago lives. A death that happened before a task was sent is known after so long at the latest.
+_JUST_NOW, _LATE_NEWS = 0.002, 1.0
+
 #: Arguments of fewer bytes are not worth a detour.
 _HOMING = 1 << 20
 
@@ -63,7 +66,7 @@ _PLAIN_CONTROL, _COROUTINE_CONTROL = pack_call_fields(_PLAIN), pack_call_fields(
 class SentTask:
     """What is kept of a task until it has ended: all that is needed to send it again."""
 
-    __slots__ = ("encoded", "function", "future", "number", "options", "tries", "worker")
+    __slots__ = ("encoded", "function", "future", "number", "options", "tries")
 
     def __init__(
         self, number: int, function: TaskFunction, options: CheckedOptions, encoded: Encoded, future: TaskFuture[Any]
@@ -72,7 +75,6 @@ class SentTask:
         self.number, self.function, self.options, self.encoded, self.future = (
             number, function, options, encoded, future
         )  # fmt: skip
-        self.worker: WarmWorker | None = None
         self.tries = 0
 
     @property
@@ -110,7 +112,9 @@ class TaskPool:
         if self.quarantine and (known := self.quarantine.find(function.id, encoded)) is not None:
             raise Poisoned(known.task, known.deaths)
         number = next(self._numbers)
-        mine = children.get() or self._children_of_actor()
+        mine = children.get()
+        if mine is None:
+            mine = self._children_of_actor()
         what = f"task {options.name or function.name}"
         if mine is None:
             future: TaskFuture[Any] = TaskFuture(self, what, number)
@@ -211,10 +215,20 @@ class TaskPool:
         return self.domain.name_of(host << 32) if host else ""
 
     def _run(self, task: SentTask, worker: WarmWorker) -> None:
+        """Send a task. One that has lost a worker goes to one that certainly lives: so it is known what ends them."""
+        if task.tries and self.router.loop.time() - worker.heard_at > _JUST_NOW:
+            worker.probe(lambda: self._send(task, worker))
+        else:
+            self._send(task, worker)
+
+    def _send(self, task: SentTask, worker: WarmWorker) -> None:
         path, encoded = worker.path, task.encoded
         assert path is not None
-        task.worker = worker
+        if task.future.is_cancelling:
+            self.feed(Stopped(task.number))
+            return
         task.tries += 1
+        now = self.router.loop.time()
         if task.function.is_coroutine:
             fields, control = _COROUTINE, _COROUTINE_CONTROL
         else:
@@ -222,7 +236,8 @@ class TaskPool:
         router = self.router
         try:
             worker.teach(task.function)
-            flight = worker.flight = Flight(self, task, worker, path)
+            is_sure = now - worker.heard_at <= _JUST_NOW
+            flight = worker.flight = Flight(self, task, worker, path, now, is_sure)
             flight.id = router.register(flight)
             flight.nbytes = router.post(path, WANTS_REPLY, fields, control, encoded, flight.id)
         except Exception as error:  # there is no memory to send it from, say
@@ -233,7 +248,8 @@ class TaskPool:
 
     def _interrupt(self, worker: WarmWorker) -> None:
         path, flight = worker.path, worker.flight
-        assert path is not None and flight is not None
+        if path is None or flight is None:  # it is about to be sent, or not, then
+            return
         path.connection.send(pack_frame(CANCEL, 0, path.dst, self.router.address, path.actor, flight.id))
 
     def room_for(self, shape: Shape) -> int:
@@ -248,6 +264,7 @@ class TaskPool:
         if self.sent.get(task.number) is not task or flight.worker.flight is not flight:
             return
         flight.worker.flight = None
+        flight.worker.heard_at = self.router.loop.time()
         future = task.future
         if flags & FAILED:
             _, error = load_outcome(flags, skeleton, buffers, future.what)
@@ -296,9 +313,16 @@ class TaskPool:
         if worker.is_dead:
             return
         worker.is_dead = True
-        is_blamed = isinstance(error, ActorDied) or (isinstance(error, ProcDied) and not error.killed_by)
-        self.feed(Died(worker.id, error, is_blamed))
+        self.feed(Died(worker.id, error, self._is_blamed(worker.flight, error)))
         worker.end(at_once=False)
+
+    def _is_blamed(self, flight: Flight | None, error: Exception) -> bool:
+        """Whether a task may have caused a death: it was running, and nobody else did."""
+        if flight is None or not isinstance(error, ActorDied | ProcDied):
+            return False
+        if isinstance(error, ProcDied) and error.killed_by:
+            return False
+        return flight.is_sure or self.router.loop.time() - flight.sent_at > _LATE_NEWS
 
     def forget(self, worker: WarmWorker) -> None:
         """A worker has ended, and has given back what it held."""

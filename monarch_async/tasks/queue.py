@@ -27,8 +27,8 @@ Invariants
         waits `PATIENCE` seconds for one while another is idle.
     Q5. What is asked for never exceeds the tasks that wait, nor, where it is not yet granted, the larger of `RAMP` and
         the workers there are. So a thousand tasks ask for a few workers, then for twice as many, until all is taken.
-    Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes, and what its shape asks
-        for stands back behind who waits for it. An idle one goes at once, and after ``idle`` seconds without a task any.
+    Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes; what its shape asks
+        for stands back behind who waits. An idle one goes at once, and after ``idle`` seconds without a task any.
     Q7. With nothing waiting or running, nothing is asked for, and after ``idle`` seconds no worker is left.
     Q8. Where `HOPELESS` workers of a shape fail to start, one after the other, the tasks of that shape fail with that.
 """

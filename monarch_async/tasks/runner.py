@@ -47,6 +47,10 @@ class TaskRunner(Actor):
         self._names[id], self._taught[id] = name, (skeleton, buffers)
 
     @endpoint
+    async def ping(self) -> None:
+        """Give a sign of life."""
+
+    @endpoint
     def run(self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a plain function."""
         mine = Children(self, self._depth, self._lend)

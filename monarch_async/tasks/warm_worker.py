@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class WarmWorker:
         self.host = ""
         self.flight: Flight | None = None
         self.is_dead = False
+        self.heard_at = 0.0  #: when it last gave a sign of life
         self._knows: set[bytes] = set()
         self._runner: TaskRunner | None = None
         self._is_wanted = False
@@ -69,6 +71,17 @@ class WarmWorker:
             assert self._runner is not None
             told = self._runner.learn.call_one(function.id, function.name, function.skeleton, function.buffers)
             told.add_done_callback(_looked_at)  # what goes wrong there shows when a task calls it
+
+    def probe(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once it has given a sign of life. It may be dead, which is then told by others."""
+
+        def answered(sign: "asyncio.Future[None]") -> None:
+            if not sign.cancelled() and sign.exception() is None:
+                self.heard_at = self._pool.router.loop.time()
+                then()
+
+        assert self._runner is not None
+        self._runner.ping.call_one().add_done_callback(answered)
 
     # -- its life --------------------------------------------------------------------------------------------------
 
@@ -107,6 +120,7 @@ class WarmWorker:
         await runner
         if self.is_dead:
             return
+        self.heard_at = self._pool.router.loop.time()
         self._runner, self.path = runner, runner.cast.paths[0]  # type: ignore[attr-defined]
         self._pool.feed(Ready(self.id))
         if await self._ended:

@@ -30,6 +30,11 @@ async def where_async() -> tuple[str, int, str]:
     return where()
 
 
+def square_slowly(number: int) -> int:
+    time.sleep(0.002)
+    return number * number
+
+
 def fail(text: str) -> None:
     raise ValueError(text)
 
