@@ -22,9 +22,11 @@ from monarch_async.errors import (
     FrameTooLarge,
     HandshakeRefused,
     HostLost,
+    LeaseHeld,
     LinkBroken,
     Lost,
     MeshError,
+    NoSuchLease,
     NotAnEndpoint,
     NotEverywhere,
     NotHolder,
@@ -52,6 +54,7 @@ from monarch_async.mesh.buffer import Handle, register
 from monarch_async.mesh.cluster import Cluster, cluster
 from monarch_async.mesh.host_mesh import HostMesh, this_host
 from monarch_async.mesh.host_source import HostSource
+from monarch_async.mesh.leases import DetachedLease, DetachedStatus
 from monarch_async.mesh.placement import Placement
 from monarch_async.mesh.port import Port, Receiver, channel
 from monarch_async.mesh.proc_mesh import ProcMesh
@@ -102,6 +105,8 @@ __all__ = [
     "Config",
     "Context",
     "Demand",
+    "DetachedLease",
+    "DetachedStatus",
     "Empty",
     "Error",
     "Event",
@@ -117,10 +122,12 @@ __all__ = [
     "HostLost",
     "HostMesh",
     "HostSource",
+    "LeaseHeld",
     "LinkBroken",
     "Lock",
     "Lost",
     "MeshError",
+    "NoSuchLease",
     "NoTransport",
     "NotAnEndpoint",
     "NotEverywhere",

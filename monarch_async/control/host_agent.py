@@ -14,6 +14,7 @@ It never unpickles and never runs user code. What it is asked to do comes as msg
     upload [name, sizes, region, n]    a payload for n procs here, fetched once; answered with a segment: see `uploads`
     uploaded [name]                    the asker looks at it no longer; not answered
     reserve, free, lend, port          what placements hold here: see `reservations`
+    lease_...                          procs that outlive their client: see `host_leases`
 
 It is made of parts that know nothing of each other: `relay.Relay` (routes), `guests.Guests` (who dialled in),
 `peers.Peers` (whom it dials), `workers.Workers`. When the agent ends, however it ends, its procs and everything they
@@ -36,10 +37,12 @@ from monarch_async.bulk.plane import DataPlane
 from monarch_async.config import Config
 from monarch_async.control.guests import Guest, Guests
 from monarch_async.control.host_coordination import HostCoordination
+from monarch_async.control.host_leases import HostLeases
 from monarch_async.control.host_news import HostNews
 from monarch_async.control.host_store import HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
+from monarch_async.control.refusal import pack_refusal
 from monarch_async.control.relay import Relay
 from monarch_async.control.reservations import Reservations
 from monarch_async.control.uploads import Uploads
@@ -97,12 +100,17 @@ class HostAgent:
         self.uploads = Uploads(self.plane)
         self.coordination = HostCoordination(self.relay, self.workers, self.answer, self.inquiries, self.store)
         self.reservations = Reservations(resources, self.workers, self.answer, self.inquiries.post)
+        self.leases = HostLeases(
+            self.workers, self.guests, self.reservations, self.answer, self._start_task, clock, is_lifelined
+        )
+        self.news.remembered = self.leases.where
         #: Requests to the agent's parts, by operation: called with (src, call, *arguments). See `answer`.
         self.operations: dict[str, Callable[..., None]] = {
             "store": self.store.take,
             "sync": self.coordination.take,
             **self.reservations.operations,
             **self.news.operations,
+            **self.leases.operations,
         }
         #: Told the address of every proc and client that has ended, here and on other hosts, and of lost hosts' agents.
         self.on_gone: list[Callable[[int], None]] = [self.coordination.gone]
@@ -145,6 +153,7 @@ class HostAgent:
     def _expired(self, guest: Guest, why: str) -> None:
         """A client or peer is gone for good: its procs go with it."""
         client = guest.connection
+        self.leases.left(guest, why)
         mine = [worker for worker in self.workers.living() if worker.root == client.address]
         log.info("%s left (%s): ending %d procs", client.name, why, len(mine))
         self.workers.kill(mine, signal.SIGKILL, f"the agent: client {client.name} is gone, {why}")
@@ -164,6 +173,7 @@ class HostAgent:
             self.inquiries.lose(agent_of(client.address), error)
 
     def _frozen(self, why: str) -> None:
+        self.leases.fence(why)
         self.news.was_frozen(why)
 
     def connection_down(self, connection: Connection, error: Exception | None) -> None:
@@ -219,9 +229,14 @@ class HostAgent:
                 if ended := self.reservations.find_ended(specs):
                     self.answer(src, call, {"error": ended})
                     return
+                if refused := self.leases.prepare(src, specs):
+                    self.answer(src, call, pack_refusal(refused))
+                    return
                 self.workers.spawn(src, specs, tuple(preload), sys_path, lambda value: self.answer(src, call, value))
             case "warm":
                 self._start_task(self._warm(*arguments))
+            case "stop" | "kill" if refused := self.leases.why_not(src, arguments[0]):
+                self.answer(src, call, pack_refusal(refused))
             case "stop":
                 self._start_task(self._stop(src, call, *arguments))
             case "kill":
@@ -275,6 +290,10 @@ class HostAgent:
 
     # -- the rest of relay.Desk ------------------------------------------------------------------------------------
 
+    def take_failure(self, src: int, owner_actor: int, rank: int, about: bytes, report: bytes) -> None:
+        """An actor of a detached proc has failed."""
+        self.leases.take_failure(src, owner_actor, rank, about, report)
+
     def take_exit(self, payload: bytes, proc: int) -> None:
         """A peer tells that a proc of its own ended: pass it to those here who sent to it; end what it spawned here."""
         for connection in self.relay.forget(proc):
@@ -314,6 +333,7 @@ class HostAgent:
                 "procs": rows,
                 **self.reservations.facts(self._name_of),
                 "store": self.store.facts(),
+                "leases": self.leases.facts(),
                 "holders": [(self._name_of(who), who, *share) for who, *share in self.store.holders()],
             },
         )

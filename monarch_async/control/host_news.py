@@ -38,6 +38,8 @@ class HostNews:
         self.peers: Peers
         self._guests, self._inquiries, self._workers = guests, inquiries, workers
         self._answer, self._start_task = answer, start_task
+        #: Where a host is that no client here knows.
+        self.remembered: Callable[[int], tuple[str, str] | None] = lambda host: None
         self._epoch = 0
         self.operations: dict[str, Callable[..., None]] = {
             "host_lost": lambda src, call, host: self.peers.forget(host),
@@ -59,6 +61,8 @@ class HostNews:
             if url:
                 return known, url
             name, why = known, *reasons
+        if (found := self.remembered(host)) is not None:
+            return found
         raise HostLost(name, why)
 
     def was_frozen(self, why: str) -> None:

@@ -11,7 +11,9 @@ from monarch_async.errors import (
     Empty,
     Error,
     HostLost,
+    LeaseHeld,
     Lost,
+    NoSuchLease,
     NotHolder,
     ObjectLost,
     ProcDied,
@@ -24,7 +26,8 @@ from monarch_async.errors import (
 
 _OF_TRANSFERS = (TransferError, ObjectLost, StaleHandle, StoreFull, TransferBroken)
 _OF_SYNC = (Backpressure, BadCall, BarrierBroken, Empty, HostLost, NotHolder, ProcDied)
-_KINDS = {kind.__name__: kind for kind in (*_OF_TRANSFERS, *_OF_SYNC, BadDemand, Closed, Unschedulable)}
+_OTHERS = (BadDemand, Closed, LeaseHeld, NoSuchLease, Unschedulable)
+_KINDS = {kind.__name__: kind for kind in (*_OF_TRANSFERS, *_OF_SYNC, *_OTHERS)}
 
 
 def pack_refusal(error: Exception) -> dict[str, Any]:

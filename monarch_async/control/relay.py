@@ -25,6 +25,7 @@ from monarch_async.wire.frame import (
     CONTROL,
     EXITED,
     FAILED,
+    FAILURE,
     GATHERED,
     HEADER,
     HEADER_SIZE,
@@ -59,6 +60,10 @@ class Desk(Protocol):
 
     def take_reply(self, call: int, payload: bytes) -> None:
         """Take a proc's answer to the agent itself."""
+        ...
+
+    def take_failure(self, src: int, owner_actor: int, rank: int, about: bytes, report: bytes) -> None:
+        """An actor of a detached proc, spawned by its owner, has failed."""
         ...
 
     def take_exit(self, payload: bytes, proc: int) -> None:
@@ -175,6 +180,10 @@ class Relay:
             self._desk.take_control(connection, src, call, frame[HEADER_SIZE + control :])
         elif kind == REPLY:
             self._desk.take_reply(HEADER.unpack_from(frame)[6], frame[HEADER_SIZE:])
+        elif kind == FAILURE:
+            _, _, _, control, _, src, owner_actor, rank = HEADER.unpack_from(frame)
+            end = HEADER_SIZE + control
+            self._desk.take_failure(src, owner_actor, rank, frame[HEADER_SIZE:end], frame[end:])
         elif kind == EXITED:
             self._desk.take_exit(frame[HEADER_SIZE:], HEADER.unpack_from(frame)[7])
         elif kind == CALL:

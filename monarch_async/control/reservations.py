@@ -45,6 +45,8 @@ class Reservations:
             "reserve": self._reserve, "free": self._free, "lend": self._lend, "port": self._port
         }  # fmt: skip
         self._workers, self._answer, self._post = workers, answer, post
+        #: The name of the detached lease that procs of a placement are of: it keeps that on. Empty: none.
+        self.keeper: Callable[[int], str] = lambda placement: ""
         self._loop = asyncio.get_running_loop()
         self._told: dict[int, Held] = {}  # by client: what it was told that others hold
         self._is_telling = False
@@ -61,6 +63,8 @@ class Reservations:
     def left(self, client: int) -> None:
         """A client is gone for good, and what it holds ends; see `ledger` for what does not."""
         self._told.pop(client, None)
+        for placement in self.ledger.placements_of(client):
+            self._keep(client, placement)
         self.end(self.ledger.forget(client), "the agent: its client is gone")
         self.changed()
 
@@ -121,10 +125,18 @@ class Reservations:
             self._answer(src, call, free)
 
     def _free(self, src: int, call: int, placements: list[int]) -> None:
+        kept = [placement for placement in placements if self._keep(src, placement)]
         freed = [placement for placement in placements if self.ledger.free(src, placement)]
+        if kept:
+            self.changed()
         if freed:
             self.end(freed, "the agent: its placement has ended")
             self._changed_by_client()
+
+    def _keep(self, client: int, placement: int) -> bool:
+        """A client gives up a placement: where detached procs use it, their lease keeps it. Return whether it does."""
+        lease = self.keeper(placement)
+        return bool(lease) and self.ledger.keep(client, placement, lease)
 
     def _lend(self, src: int, call: int, placement: int, is_lent: bool) -> None:
         if self.ledger.lend(src, placement, is_lent):

@@ -33,7 +33,10 @@ class Batch:
 
 
 class Worker:
-    """A living worker: its spec, connection, pipes; who owns it (proc and actor) and the client at the root."""
+    """A living worker: its spec, connection, pipes; who owns it (proc and actor) and the client at the root.
+
+    Owner and root of what a detached lease keeps change with it; 0: there is none now.
+    """
 
     def __init__(
         self, spec: dict[str, Any], connection: Connection, owner: int, root: int, batch: Batch
@@ -43,6 +46,7 @@ class Worker:
         self.id: int = spec["id"]
         self.address: int = spec["address"]
         self.owner_actor: int = spec.get("owner_actor", 0)
+        self.lease: int = spec.get("lease", 0)  #: the detached lease that it belongs to; 0: it ends with its client
         self.pid = 0
         self.is_up = False
         self.is_connected = True

@@ -47,6 +47,9 @@ class Workers:
         self._oom_kills = oom_kills()
         self._is_ending = False
         self.on_gone: Callable[[int], None] = lambda _: None  #: told the address of each that has ended
+        #: Of detached procs: told what they print (stream, lines), and how they have ended.
+        self.on_lines: Callable[[Worker, int, bytes], None] = lambda *_: None
+        self.on_ended: Callable[[Worker, Exit], None] = lambda *_: None
         self.open_files: int | None = None  #: the soft limit that workers get; None: this process's own
 
     def living(self) -> list[Worker]:
@@ -78,7 +81,7 @@ class Workers:
     def _fork(
         self, owner: int, spec: dict[str, Any], preload: tuple[str, ...], sys_path: list[str], batch: Batch
     ) -> None:
-        root = spec.get("root") or owner
+        root = spec.get("root", owner)
         to_root = self._relay.routes.get(root)
         spec = {
             **spec,
@@ -105,7 +108,7 @@ class Workers:
             out_read,
             err_read,
             lambda stream, lines: self._forward_lines(worker, stream, lines),
-            lambda: self._may_log(root),
+            lambda: self._may_log(worker.root),
             self._config.stderr_lines,
         )
         self._living[worker.id] = worker
@@ -183,8 +186,10 @@ class Workers:
 
     def _tell(self, worker: Worker, exit: Exit) -> None:
         """Tell its owner, its client, and whoever sent to it."""
-        if self._relay.find(worker.root) is not None:
+        if worker.lease or self._relay.find(worker.root) is not None:
             self._exits[worker.id] = worker.root, exit
+        if worker.lease:
+            self.on_ended(worker, exit)
         listeners = self._relay.forget(worker.address)
         told = {connection.address for connection in listeners}
         for connection in listeners:
@@ -202,8 +207,11 @@ class Workers:
         connection.send(pack_frame(EXITED, 0, dst, src, owner_actor, exit.address, b"", exit.pack()))
 
     def kill_owned_by(self, owner: int) -> None:
-        """End what a dead proc, here or elsewhere, had spawned here (W4): nobody is left who could supervise it."""
-        orphans = [worker for worker in self.living() if worker.owner == owner]
+        """End what a dead proc, here or elsewhere, had spawned here (W4): nobody is left who could supervise it.
+
+        Of a client, what it has detached lives on.
+        """
+        orphans = [w for w in self.living() if w.owner == owner and not (w.lease and w.root == owner)]
         self.kill(orphans, signal.SIGKILL, "the agent: the proc that spawned it has died")
 
     def forget_client(self, root: int) -> None:
@@ -259,10 +267,13 @@ class Workers:
             worker.connection.send(lease)
 
     def _forward_lines(self, worker: Worker, stream: int, lines: list[bytes]) -> None:
+        text = b"\n".join(lines)
+        if worker.lease:
+            self.on_lines(worker, stream, text)
         route = self._relay.find(worker.root)
         if route is not None:
             about = msgpack.packb([worker.spec["mesh"], worker.spec["rank"]])
-            route.send(pack_frame(LOG, 0, worker.root, worker.address, stream, 0, about, b"\n".join(lines)))
+            route.send(pack_frame(LOG, 0, worker.root, worker.address, stream, 0, about, text))
 
     def _may_log(self, root: int) -> bool:
         route = self._relay.find(root)

@@ -32,6 +32,8 @@
     ├── Preempted              a placement was taken back for another of higher priority
     ├── Poisoned               a task ended every process that tried it; has the evidence
     ├── NotHolder              a lock or permit is released or used by who does not hold it (any more)
+    ├── LeaseHeld              a detached lease has an owner, or its name is taken
+    ├── NoSuchLease            no host has a detached lease of that name
     ├── BarrierBroken          a party of a barrier died or left
     ├── Empty                  a queue has no item and the caller chose not to wait
     └── WireError              what arrives is not what was agreed
@@ -44,7 +46,7 @@
 The positional arguments of a class are its facts; they are kept as ``args`` and as fields, and ``str()`` makes the
 sentence. That is what lets every one of them pickle without further code.
 
-Files: ``error``, ``lost``, ``calls``, ``shapes``, ``transfers``, ``scheduling``, ``sync``, ``link``.
+Files: ``error``, ``lost``, ``calls``, ``shapes``, ``transfers``, ``scheduling``, ``leases``, ``sync``, ``link``.
 """
 
 from monarch_async.errors.calls import (
@@ -58,6 +60,7 @@ from monarch_async.errors.calls import (
     WouldDeadlock,
 )
 from monarch_async.errors.error import Error
+from monarch_async.errors.leases import LeaseHeld, NoSuchLease
 from monarch_async.errors.link import (
     BadFrame,
     FrameTooLarge,
@@ -116,9 +119,11 @@ __all__ = [
     "FrameTooLarge",
     "HandshakeRefused",
     "HostLost",
+    "LeaseHeld",
     "LinkBroken",
     "Lost",
     "MeshError",
+    "NoSuchLease",
     "NoTransport",
     "NotAnEndpoint",
     "NotEverywhere",

@@ -23,6 +23,7 @@ Reading order
   program gets from nothing to actors
 - ``roster.py``, ``remote_roster.py``, ``host_source.py``, ``local_source.py``  hosts that join and leave meanwhile
 - ``placement.py``, ``placement_request.py``, ``placed_env.py``  what a demand was granted, and procs on it
+- ``detachment.py``, ``leases.py``  procs that outlive their program, and the next one that takes them over
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
 - ``buffer.py``, ``registration.py``, ``deathwatch.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory
   that others read and write

@@ -12,6 +12,7 @@ from typing import Any
 
 from monarch_async.errors import BadCall, Closed, NotAnEndpoint
 from monarch_async.ids import random_id64
+from monarch_async.mesh.detachment import MOST_KEPT, Detachment
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.endpoint import Endpoint, StreamEndpoint
 from monarch_async.mesh.proc_mesh import ProcMesh
@@ -43,26 +44,52 @@ class ActorGroup:
         max_concurrency: int,
         recipe: Encoded,
     ) -> None:
-        """``recipe``: the pickled class and arguments."""
+        """``recipe``: the pickled class and arguments. The actors are spawned."""
+        self._set(domain, procs, name, random_id64())
+        order = SpawnOrder(name, procs.region, self.owner_actor, recipe.skeleton)
+        self._order: Encoded | None = order.pack(recipe.buffers)
+        self._recipe: Encoded | None = recipe  # keeps what it has references to: members may be made anew
+        self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)
+        self._enlist()
+        if (detachment := self.detachment) is not None:
+            detachment.note(self.mesh, procs.region, self._order)
+        self.ready: Start | asyncio.Future[None] = self._cast()
+
+    @classmethod
+    def adopted(cls, domain: Domain, procs: ProcMesh, mesh: "ActorMesh", order: Encoded | None) -> "ActorGroup":
+        """Return the group of actors that are there already. ``order`` makes them anew; None: nothing does."""
+        group = cls.__new__(cls)
+        group._set(domain, procs, mesh.name, mesh.identity)
+        group._order, group._recipe = order, None
+        group.mesh = mesh.owned_by(group)
+        group._enlist()
+        group.ready = domain.router.loop.create_future()
+        group.ready.set_result(None)
+        return group
+
+    def _set(self, domain: Domain, procs: ProcMesh, name: str, id: int) -> None:
         self.domain, self.name, self.procs = domain, name, procs
-        self.id = random_id64()
+        self.id = id
         self.members = procs.addresses
         self.extent: Extent = procs.extent
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.is_stopped = False
         self._restarting: dict[int, asyncio.Task[None]] = {}  # by proc address: who asks again waits for the same
-        order = SpawnOrder(name, procs.region, self.owner_actor, recipe.skeleton)
-        self._order = order.pack(recipe.buffers)
-        self._recipe: Encoded | None = recipe  # keeps what it has references to: members may be made anew
-        self.mesh = ActorMesh(name, self.id, interface, self.members, max_concurrency, Region.full(self.extent), self)
-        domain.groups[self.id] = self
-        if procs.allocation is not None:
-            procs.allocation.groups.append(self)
-        self.ready = self._cast()
+
+    def _enlist(self) -> None:
+        self.domain.groups[self.id] = self
+        if self.procs.allocation is not None:
+            self.procs.allocation.groups.append(self)
+
+    @property
+    def detachment(self) -> Detachment | None:
+        """The detached lease that its procs are of, where they are of one."""
+        return self.procs.allocation.detachment if self.procs.allocation is not None else None
 
     def _cast(self) -> Start:
         cast = self.mesh.cast
         router = cast.router
+        assert self._order is not None
         call = Start(router, f"spawn of {self.name}", cast.paths, lambda _: None, first_error=True)
         call.id = router.register(call)
         flags = WANTS_REPLY | GATHERED
@@ -73,6 +100,9 @@ class ActorGroup:
 
     def respawn(self, address: int) -> Start:
         """Make the one member at ``address`` anew."""
+        if self._order is None:
+            why = f"its arguments were too large to be kept with a detached lease ({MOST_KEPT >> 20} MiB)"
+            raise Closed(f"restart of {self.name}", why)
         router = active_router()
         rank = self.members.index(address)
         path = router.path(address, self.id)
@@ -105,6 +135,8 @@ class ActorGroup:
         """They are gone for good, and will not be made anew."""
         self.domain.groups.pop(self.id, None)
         self._recipe = None
+        if (detachment := self.detachment) is not None:
+            detachment.drop(self.id)
 
     def excuse(self) -> None:
         """It is stopped on purpose: that it may never have come up is no failure then."""
@@ -155,6 +187,11 @@ class ActorMesh(Sliced):
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, None)
         return type(self), facts
+
+    def owned_by(self, group: ActorGroup) -> "ActorMesh":
+        """Return the same actors, as this process may stop and restart them."""
+        facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, group)
+        return type(self)(*facts)
 
     @property
     def identity(self) -> int:

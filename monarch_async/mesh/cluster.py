@@ -12,6 +12,7 @@ from monarch_async.control.membership import HostEvent
 from monarch_async.errors import BadDemand
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.host_mesh import HostMesh
+from monarch_async.mesh.leases import DetachedLease, DetachedStatus, adopt, fetch_detached
 from monarch_async.mesh.lock_table import LockTable, fetch_locks
 from monarch_async.mesh.placement_request import PlacementRequest
 from monarch_async.mesh.roster import checked_deadline
@@ -111,6 +112,29 @@ class Cluster:
     async def holdings(self) -> Holdings:
         """Return who holds what on every host of this program, and who waits, in order."""
         return await self._domain.placer.holdings()
+
+    async def detached(self) -> list[DetachedStatus]:
+        """Return what lives on these hosts without a program of its own, or will: see ``detached`` of `spawn_procs`.
+
+        Also what this program and others still hold. Waits for all hosts.
+        """
+        return await fetch_detached(self._domain)
+
+    async def adopt(self, name: str, *, wait: float = 0.0) -> DetachedLease:
+        """Take over the procs that another program detached under this name, now that it is gone.
+
+        From then on this program is their owner, and the client at their root: what they print appears here, what fails
+        goes to the policies around this call, and they are stopped and restarted from here. They end with a block no
+        more than before: leave, and another program may adopt them. What they have printed since their last owner was
+        last heard is shown; what failed is put to the policies now, and in `DetachedLease.failures`.
+
+        Hosts of the lease that this program has not joined it joins, by their addresses and its own token; procs on one
+        that cannot be reached are dead ranks. ``wait``: seconds to wait for an owner that is not connected, whose
+        lease runs out `Config.resume_window` after it was last heard.
+
+        Raises NoSuchLease, and LeaseHeld where a program that lives holds it; BadCall in an actor.
+        """
+        return await adopt(self._domain, name, wait)
 
     async def locks(self) -> LockTable:
         """Return which locks, semaphores, events, barriers and queues are in use, who holds them and who waits, for how

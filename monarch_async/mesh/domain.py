@@ -9,7 +9,7 @@ handle that it fails itself (a guardian always does). When an owner ends, what i
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_async.control.controller import ProcIds, Requests
@@ -71,6 +71,7 @@ class Domain:
         """Nothing is spawned yet."""
         self.router = router
         self.root = router.address  #: the client at the root of the tree of who spawned whom
+        self.lease = (0, "")  #: id and name of the detached lease that this process is of
         self.home = 0  #: the agent of that client's first host, lost or not: where what has a name is found
         self.requests = Requests(router)
         self.proc_ids = ProcIds()
@@ -115,6 +116,10 @@ class Domain:
     def fail_caller(self, unseen: Unseen) -> None:
         """A call of actors that were not spawned from here failed and nobody looked: who called fails."""
         raise NotImplementedError
+
+    def why_not_detached(self, hosts: Sequence[Host]) -> str:
+        """Return why procs on these hosts cannot outlive the client; empty: they can."""
+        return "only the client's program can do that, not an actor"
 
     def store_agent(self, home: int) -> int:
         """Return the agent to ask about shared objects of this home; 0: about new ones. May raise Closed."""
@@ -251,10 +256,11 @@ class Domain:
             self.tell(group.owner, Failure(load_report(report), group.mesh, rank), is_delivered)
 
     async def end(self, owner: object, reason: str) -> None:
-        """End what ``owner`` has spawned, as it ends itself. Waits until all is gone."""
+        """End what ``owner`` has spawned, as it ends itself, but what is detached. Waits until all is gone."""
         endings = [belonging.end() for belonging in list(self.belongings) if belonging.owner is owner]
         allocations = {id(a): a for a in self.allocations.values() if a.owner is owner}
         groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
+        allocations = {key: allocation for key, allocation in allocations.items() if allocation.detachment is None}
         stops = [group.stop(group.members) for group in groups]
         stops += [allocation.stop(allocation.addresses, reason) for allocation in allocations.values()]
         stops += [ending for ending in endings if ending is not None]

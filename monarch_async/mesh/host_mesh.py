@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from monarch_async.control.host import Host
+from monarch_async.mesh.detachment import detach
 from monarch_async.mesh.domain import active_domain
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
 from monarch_async.mesh.proc_recipe import (
@@ -51,6 +52,7 @@ class HostMesh(Sliced):
         start: str = "fork",
         python: str | None = None,
         cwd: str | None = None,
+        detached: str | None = None,
     ) -> ProcMesh:
         """Start worker processes on every host of this mesh; return their mesh, with the axes of both.
 
@@ -66,8 +68,12 @@ class HostMesh(Sliced):
                 that cannot be forked and variables that are read when the interpreter starts.
             python: another interpreter or environment; implies ``"spawn"``. It must have this package.
             cwd: working directory; the client's where not given.
+            detached: a name under which they outlive this program: they end neither with a block nor with its client,
+                but when they are stopped. Until then any program adopts them, once this one is gone: see
+                `Cluster.adopt`. Not for hosts of `local_hosts`, which end with it.
 
         Raises ExtentError for sizes or axes that make no mesh, BadCall for other arguments; nothing is started then.
+        Where ``detached`` is taken, what is awaited raises LeaseHeld.
         """
         check_mesh_name("spawn_procs", name)
         extent, count = extent_of_procs(self.extent, per_host)
@@ -80,7 +86,8 @@ class HostMesh(Sliced):
             client_path(),
         )
         hosts = [host for host in self.hosts for _ in range(count)]
-        return Allocation(active_domain(), name, extent, hosts, recipe).mesh
+        domain = active_domain()
+        return Allocation(domain, name, extent, hosts, recipe, 0, detach(domain, detached, hosts)).mesh
 
     async def status(self) -> Status:
         """Return what these hosts are doing: procs, actors, calls in flight; ``print`` shows it as a table.

@@ -19,6 +19,7 @@ from monarch_async.control.host import Host
 from monarch_async.control.placer import LOOPBACK
 from monarch_async.errors import BadCall, Closed, Error, HostLost
 from monarch_async.ids import AGENT, address
+from monarch_async.mesh.detachment import detach
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.placed_env import placed_env, shares_of
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
@@ -89,6 +90,7 @@ class Placement:
         start: str = "fork",
         python: str | None = None,
         cwd: str | None = None,
+        detached: str | None = None,
     ) -> ProcMesh:
         """Start worker processes on the bundles, one on each; return their mesh, in the order of the bundles.
 
@@ -101,6 +103,8 @@ class Placement:
             per_bundle: axes and sizes of the procs on each bundle; its devices are divided evenly among them.
             bundles: the indices of those to start procs on; all where not given.
             name, env, preload, start, python, cwd: as of `HostMesh.spawn_procs`; ``env`` wins over the above.
+            detached: as there; what the placement has on the hosts of these procs is then kept for as long as they
+                are, whoever releases it.
 
         Raises BadDemand where devices do not divide; BadCall and ExtentError for other arguments; Closed where the
         placement was released; HostLost where the host of a bundle is gone. Nothing is started then.
@@ -123,7 +127,8 @@ class Placement:
         def env_of(point: Point) -> dict[str, str]:
             return {**placed[extent.rank(**point)], **recipe.env_of(point)}
 
-        allocation = Allocation(self._domain, name, extent, hosts, replace(recipe, env=env_of), self.id)
+        detachment = detach(self._domain, detached, hosts)
+        allocation = Allocation(self._domain, name, extent, hosts, replace(recipe, env=env_of), self.id, detachment)
         self.procs.append(allocation.mesh)
         return allocation.mesh
 
@@ -168,7 +173,10 @@ class Placement:
         """Give it back: end its procs in order, wait until they are gone, then free what it holds. Twice is fine."""
         self.is_released = True
         try:
-            living = [mesh.allocation for mesh in self.procs if mesh.allocation and not mesh.allocation.is_stopped]
+            mine = [mesh.allocation for mesh in self.procs if mesh.allocation and not mesh.allocation.detachment]
+            living = [allocation for allocation in mine if not allocation.is_stopped]
+            for allocation in living:  # should this be cancelled before they are asked, their agents end them
+                allocation.excuse()
             why = f"its placement {self.name} was released"
             await asyncio.gather(*[a.stop(a.addresses, why) for a in living], return_exceptions=True)
         finally:

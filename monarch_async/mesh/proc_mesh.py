@@ -5,12 +5,13 @@ import os
 import signal as signals
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_async.control.host import Host
 from monarch_async.errors import Closed, HostLost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
+from monarch_async.mesh.detachment import Detachment, lease_marks
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
 from monarch_async.mesh.proc_recipe import ProcRecipe, check_mesh_name
 from monarch_async.mesh.sliced import Sliced
@@ -34,14 +35,22 @@ class Allocation:
         hosts: Sequence[Host],
         recipe: ProcRecipe,
         placement: int = 0,
+        detachment: Detachment | None = None,
+        addresses: "array[int] | None" = None,
     ) -> None:
         """One proc per point of ``extent``; ``hosts`` gives the host of each, in rank order.
 
-        ``placement``: the id of the one that they hang on; 0: none.
+        Args:
+            placement: the id of the one that they hang on; 0: none.
+            detachment: the lease that they are of, if they outlive this program.
+            addresses: of procs that are there already; where not given they are spawned.
         """
         self.domain, self.name, self.extent, self.recipe = domain, name, extent, recipe
         self.hosts, self.placement = list(hosts), placement
-        self.addresses = array("Q", [host.id << 32 | domain.proc_ids.take() for host in hosts])
+        self.detachment = detachment
+        if is_new := addresses is None:
+            addresses = array("Q", [host.id << 32 | domain.proc_ids.take() for host in hosts])
+        self.addresses = addresses
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
         self.dead: set[int] = set()
@@ -50,10 +59,12 @@ class Allocation:
         self._ending: set[int] = set()  # asked to stop: they are not to come back
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
-        specs = [self._spec(rank) for rank in range(extent.size)]
+        specs = [self._spec(rank) for rank in range(extent.size)] if is_new else []
         for address in self.addresses:
             domain.allocations[address] = self
-        self.ready = domain.start_task(self._spawn(range(len(specs)), specs))
+        opening = detachment.open(self, specs) if detachment is not None and is_new else _nothing()
+        spawning = self._spawn(range(len(specs)), specs)
+        self.ready = domain.start_task(_in_turn(opening, spawning))
         self.ready.add_done_callback(self._check_ready)
         self._is_awaited = False
 
@@ -74,6 +85,7 @@ class Allocation:
             "owner_actor": self.owner_actor,
             "root": self.domain.root,
             "placement": self.placement,
+            **(self.detachment.marks if self.detachment is not None else lease_marks(*self.domain.lease)),
             "home": self.domain.home,
         }
 
@@ -147,6 +159,11 @@ class Allocation:
         actors = [group.respawn(address) for group in self.groups if address in group.members]
         await asyncio.gather(waiting, *actors)
 
+    def excuse(self) -> None:
+        """All procs are about to end: their deaths are no failures, and they do not come back."""
+        self._ending.update(self.addresses)
+        self.dead.update(self.addresses)
+
     async def stop(self, addresses: Sequence[int], reason: str) -> None:
         """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
         self._ending.update(addresses)
@@ -180,6 +197,20 @@ class Allocation:
             self.domain.router.retire(self.addresses)
             for group in self.groups:
                 group.forget()
+            if self.detachment is not None:
+                await self.detachment.end(reason)
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _in_turn(opening: Awaitable[None], spawning: Awaitable[None]) -> None:
+    """Both are under way; where the first fails so does the second, which is not the reason."""
+    outcomes = await asyncio.gather(opening, spawning, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 class ProcMesh(Sliced):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
@@ -61,6 +62,11 @@ class Program(Domain):
         """The settings of this program."""
         return self.controller.config
 
+    def why_not_detached(self, hosts: Sequence[Host]) -> str:
+        """Where a host ends with this program, so does everything there."""
+        tied = [host.name for host in hosts if host.id in self.controller.links.watched]
+        return f"{tied[0]} ends with this program, as local_hosts() started it: use attach()" if tied else ""
+
     def store_agent(self, home: int) -> int:
         """Return the home itself where it is on this machine, or no host is; else the first host that is."""
         living = self.hosts
@@ -105,7 +111,7 @@ class Program(Domain):
         await self.cancel_tasks()
         stops = [
             allocation.stop(allocation.addresses, "its client has ended")
-            for allocation in {id(a): a for a in self.allocations.values()}.values()
+            for allocation in {id(a): a for a in self.allocations.values() if a.detachment is None}.values()
         ]
         with contextlib.suppress(TimeoutError):  # an agent that does not answer ends them when we have left
             async with asyncio.timeout(2 * self.config.stop_grace + _PATIENCE):

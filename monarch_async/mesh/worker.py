@@ -36,9 +36,11 @@ class WorkerDomain(Domain):
         super().__init__(proc.router)
         self._proc = proc
         self.root, self.home = spec["root"], spec["home"]
+        self.lease = spec.get("lease", 0), spec.get("lease_name", "")
         self._placer = RemotePlacer(self.requests, self.root)
         self._roster = RemoteRoster(self.requests, self.root)
         proc.operations |= self._placer.operations | self._roster.operations
+        proc.operations["owned_by"] = self._owned_by
         proc.on_exit = self._take_exit
         proc.on_failure = self.failed
         proc.release = self._release
@@ -66,6 +68,16 @@ class WorkerDomain(Domain):
     def placer(self) -> RemotePlacer:
         """What asks the client's."""
         return self._placer
+
+    def _owned_by(self, src: int, call: int, root: int, home: int, is_near: bool) -> None:
+        """A detached proc: another client has adopted it. What the last one was asked for is gone with that."""
+        self._proc.change_root(root)
+        self.root, self.home = root, home
+        self._placer = RemotePlacer(self.requests, root)
+        self._roster = RemoteRoster(self.requests, root)
+        self._proc.operations |= self._placer.operations | self._roster.operations
+        spec = {"address": self._proc.info.address, "is_root_near": is_near, "root": root, "is_lifelined": False}
+        self._proc.router.outgoing.is_near = _nearness(spec)
 
     def owner_actor(self) -> int:
         """Return the id of the actor whose endpoint runs; 0 where a guardian spawns."""

@@ -6,6 +6,7 @@ P2. The proc ends itself when its agent is silent for longer than ``resume_windo
 P3. Requests of the runtime (status, stop) are answered by the loop at once, never behind users' calls.
 P4. A call from another host to an actor that is not here waits, up to ``resume_window``, for the message that makes
     it: that may come another way, over a link that is being resumed.
+P5. In a detached proc the client's failed actors are reported to the agent, which keeps that while there is no client.
 """
 
 import asyncio
@@ -72,10 +73,18 @@ class Proc:
     """This worker. ``router.on_other`` of kinds FAILURE and EXITED are left to others."""
 
     def __init__(
-        self, router: Router, info: ProcInfo, root: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        router: Router,
+        info: ProcInfo,
+        root: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        is_detached: bool = False,
     ) -> None:
-        """Take over what the router does not deliver itself. ``root``: the client; ``clock`` is the lease's (P2)."""
-        self.router, self.info = router, info
+        """Take over what the router does not deliver itself. ``root``: the client; ``clock`` is the lease's (P2).
+
+        ``is_detached``: the client may change, and there may be none for a while (P5).
+        """
+        self.router, self.info, self.root, self._is_detached = router, info, root, is_detached
         self.instances: dict[int, Instance] = {}
         self.producers: dict[tuple[int, int], Producer] = {}
         self._early: dict[int, list[tuple[Any, ...]]] = {}
@@ -186,10 +195,20 @@ class Proc:
     def report_failure(self, failed: Instance, report: bytes, is_delivered: bool) -> None:
         """Tell the owner of an actor that it failed. ``is_delivered``: calls of that owner bring it the error too."""
         proc, owner_actor = failed.owner
+        if self._is_detached and proc == self.root:
+            proc = agent_of(self.info.address)
         about = msgpack.packb([failed.id, is_delivered])
         self.router.uplink(proc).send(
             pack_frame(FAILURE, 0, proc, self.info.address, owner_actor, failed.rank, about, report)
         )
+
+    def change_root(self, root: int) -> None:
+        """Another client owns this detached proc from now on, and what the last one has spawned."""
+        for instance in self.instances.values():
+            if instance.owner[0] == self.root:
+                instance.owner = root, instance.owner[1]
+        self.root = root
+        self._near.add(host_of(root))
 
     def _start_task(self, work: Any) -> None:
         task = self.router.loop.create_task(work)
@@ -345,7 +364,8 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     router.plane.identify(spec["cluster"], me, f"{info} on {info.host}", spec["bulk_host"])
     connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame)
     router.add_uplink(host_of(me), connection)
-    proc = Proc(router, info, spec["root"], time.monotonic if spec["is_lifelined"] else boot_time)
+    clock = time.monotonic if spec["is_lifelined"] else boot_time
+    proc = Proc(router, info, spec["root"], clock, is_detached=bool(spec.get("lease")))
     prepare(proc)
     await router.loop.create_unix_connection(lambda: connection, sock=control)
     connection.send(pack_frame(CONTROL, 0, agent_of(me), me, 0, 0, b"", msgpack.packb(["up"])))

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import cast
 
 from monarch_async.config import Config
 from monarch_async.errors import HandshakeRefused, LinkBroken
@@ -209,7 +209,6 @@ async def listening(
     socket that passed, and must put its own protocol on it; ``on_refused`` gets (who, why) for the log. ``sock`` is
     what `bind` returned for ``url``, where that was done before.
     """
-    loop = asyncio.get_running_loop()
 
     def refused(protocol: _Shaking, agreed: "asyncio.Future[tuple[asyncio.Transport, Agreed]]") -> None:
         error = None if agreed.cancelled() else agreed.exception()
@@ -226,24 +225,7 @@ async def listening(
         protocol.agreed.add_done_callback(lambda agreed: refused(protocol, agreed))
         return protocol
 
-    server: Any
-    if url.is_unix:
-        server = await loop.create_unix_server(shaking, sock=sock or bind(url))
-        real = url
-    elif url.is_tls:
-        sock = sock or bind(url)
-        real = bound_url(url, sock)
-        try:
-            server = TlsServer(sock, tls or Tls(Config()), HANDSHAKE_TIMEOUT, shaking, turning_away, on_refused)
-        except ValueError:
-            sock.close()
-            raise
-    elif sock is not None:
-        server = await loop.create_server(shaking, sock=sock)
-        real = bound_url(url, sock)
-    else:
-        server = await loop.create_server(shaking, url.host, url.port)
-        real = bound_url(url, server.sockets[0])
+    server, real = await _open_server(url, sock, tls, shaking, turning_away, on_refused)
     try:
         yield real
     finally:
@@ -254,6 +236,31 @@ async def listening(
         if url.path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(url.path)
+
+
+async def _open_server(
+    url: Url,
+    sock: socket.socket | None,
+    tls: Tls | None,
+    shaking: Callable[[], _Shaking],
+    turning_away: Callable[[], _Shaking],
+    on_refused: Callable[[str, HandshakeRefused], None],
+) -> tuple[asyncio.AbstractServer | TlsServer, Url]:
+    loop = asyncio.get_running_loop()
+    if url.is_unix:
+        return await loop.create_unix_server(shaking, sock=sock or bind(url)), url
+    if url.is_tls:
+        sock = sock or bind(url)
+        try:
+            server = TlsServer(sock, tls or Tls(Config()), HANDSHAKE_TIMEOUT, shaking, turning_away, on_refused)
+        except ValueError:
+            sock.close()
+            raise
+        return server, bound_url(url, sock)
+    if sock is not None:
+        return await loop.create_server(shaking, sock=sock), bound_url(url, sock)
+    plain = await loop.create_server(shaking, url.host, url.port)
+    return plain, bound_url(url, plain.sockets[0])
 
 
 def bound_url(url: Url, sock: socket.socket) -> Url:
