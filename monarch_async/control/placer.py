@@ -71,7 +71,7 @@ LOOPBACK = "127.0.0.1"
 class _Entry:
     """What one ask has come to."""
 
-    __slots__ = ("address", "demand", "grant", "holder", "missing", "ports")
+    __slots__ = ("address", "demand", "grant", "holder", "missing", "ports", "recalled_by")
 
     def __init__(self, demand: Demand, holder: Holder, address: int) -> None:
         """It waits."""
@@ -79,6 +79,7 @@ class _Entry:
         self.grant: Grant | None = None  #: reserved, or being reserved
         self.missing = 0  #: agents that have not agreed yet
         self.ports: dict[int, list[int]] = {}  #: by host that has agreed
+        self.recalled_by = ""  #: for whom, where it was asked back before its holder had it
 
     @property
     def is_held(self) -> bool:
@@ -288,8 +289,7 @@ class Placer:
             case Lost(id, bundles):
                 self._lose(id, bundles)
             case Recall(id, by):
-                if (entry := self._entries.get(id)) is not None:
-                    entry.holder.take_recall(by)
+                self._recall(self._entries.get(id), by)
             case Warn(_, text):
                 log.warning("%s", text)
 
@@ -323,6 +323,7 @@ class Placer:
             answer = read_answer(call.result())
         except Error as error:
             log.warning("%s was not reserved on %s: %s", entry.demand.name, self._name(host), error)
+            self._free(grant.id, [host])  # whatever has become of it there
             self._refuse(grant.id, entry, host)
             return
         if isinstance(answer, dict):
@@ -335,6 +336,8 @@ class Placer:
         if not entry.missing:
             spots = tuple([(self.hosts[spot.host], spot.gpus) for spot in grant.spots])
             entry.holder.take_grant(Granted(spots, self._addresses(entry.ports), entry.ports))
+            if entry.recalled_by:
+                self._recall(entry, entry.recalled_by)
 
     def _addresses(self, hosts: Iterable[int]) -> dict[int, str]:
         """Return how each of these hosts is reached from the others of them."""
@@ -345,8 +348,18 @@ class Placer:
 
     def _refuse(self, id: int, entry: _Entry, host: int) -> None:
         """It is not to be had so: it waits again."""
-        entry.grant = None
-        self._handle(Refused(id, host))
+        entry.grant, entry.recalled_by = None, ""
+        if id in self._entries:
+            self._handle(Refused(id, host))
+
+    def _recall(self, entry: _Entry | None, by: str) -> None:
+        """Ask for a placement back: its holder, as soon as that has it."""
+        if entry is None:
+            return
+        if entry.is_held:
+            entry.holder.take_recall(by)
+        else:
+            entry.recalled_by = by
 
     def _name(self, host: int) -> str:
         return self.hosts[host].name if host in self.hosts else f"host {host:08x}"
