@@ -20,6 +20,7 @@ Reading order
 - ``feasibility.py``  whether it ever could, and what is short
 - ``placement_record.py``, ``accounts.py``  a placement as it is booked; all of them
 - ``waiting.py``, ``keeping.py``, ``dispatch.py``  the queue; what is kept for whom; turns
+- ``takeable.py``, ``recall.py``  who may be asked to give back, and who is
 - ``scheduler.py``  the state machine
-- ``holdings.py``  who holds what, as it is shown
+- ``holdings.py``, ``explanation.py``  who holds what, as it is shown; why something waits
 """

@@ -5,7 +5,7 @@ no device finds the fullest host that still fits it by bisection, without breaki
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from monarch_async.scheduler.amounts import UNIT, Need
 from monarch_async.scheduler.book import Book
@@ -94,11 +94,14 @@ class Books:
             else:
                 self._shared.pop(book.rank, None)
 
-    def fullest(self, need: Need, count: int) -> Book | None:
-        """Return the open host with least left, devices first, on which ``count`` of this need fit."""
+    def fullest(self, need: Need, count: int, but: Collection[int] = ()) -> Book | None:
+        """Return the open host with least left, devices first, on which ``count`` of this need fit.
+
+        ``but``: not the hosts of these ranks.
+        """
         cpus, gpus, _, _ = need
         if 0 < gpus < UNIT:
-            return self._fullest_shared(need, count)
+            return self._fullest_shared(need, count, but)
         enough = (cpus * count, -1)
         is_plain = not need.memory and not need.custom
         for label in self._labels:
@@ -107,15 +110,15 @@ class Books:
             shelf = self._shelves[label]
             for place in range(bisect_left(shelf, enough) if cpus else 0, len(shelf)):
                 book = self._ranked[shelf[place][1]]
-                if is_plain or book.room_for(need, count) >= count:
+                if (is_plain or book.room_for(need, count) >= count) and book.rank not in but:
                     return book
         return None
 
-    def _fullest_shared(self, need: Need, count: int) -> Book | None:
+    def _fullest_shared(self, need: Need, count: int, but: Collection[int]) -> Book | None:
         found = None
         for rank in self._shared:
             book = self._ranked[rank]
-            if book.room_for(need, count) >= count:
+            if rank not in but and book.room_for(need, count) >= count:
                 left = min(left for left in book.devices.values() if left >= need.gpus)
                 key = (left, book.whole, book.cpus, rank)
                 if found is None or key < found[0]:
@@ -124,9 +127,25 @@ class Books:
             return found[1]
         for label in self._labels:
             for _, rank in self._shelves[label] if label else ():
-                if self._ranked[rank].room_for(need, count) >= count:
+                if rank not in but and self._ranked[rank].room_for(need, count) >= count:
                     return self._ranked[rank]
         return None
+
+    def roomiest(self, need: Need) -> Iterator[tuple[int, Book]]:
+        """Yield open hosts and how many of this need fit there at most, by that number, the largest first.
+
+        By one resource only: whole devices, or else cpus. It may be less for others that are short.
+        """
+        if need.devices:
+            for label in reversed(self._labels):
+                bound = label // need.devices
+                if not bound:
+                    return
+                for _, rank in self._shelves[label]:
+                    yield bound, self._ranked[rank]
+        else:
+            for book in self.emptiest(need):
+                yield book.cpus // need.cpus, book
 
     def emptiest(self, need: Need) -> Iterator[Book]:
         """Yield open hosts on which this need fits, those with most cpus left first; of equals, by rank."""

@@ -8,7 +8,7 @@
 Nothing is written in any book.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from monarch_async.scheduler.amounts import Need
@@ -49,10 +49,12 @@ def _one(need: Need, strategy: str, books: Books, among: Sequence[Book] | None) 
     return _fullest(need, 1, books, among)
 
 
-def _fullest(need: Need, count: int, books: Books, among: Sequence[Book] | None) -> Book | None:
+def _fullest(
+    need: Need, count: int, books: Books, among: Sequence[Book] | None, but: Collection[int] = ()
+) -> Book | None:
     if among is None:
-        return books.fullest(need, count)
-    fitting = [book for book in among if book.room_for(need, count) >= count]
+        return books.fullest(need, count, but)
+    fitting = [book for book in among if book.rank not in but and book.room_for(need, count) >= count]
     return min(fitting, key=lambda book: tightness(book, need), default=None)
 
 
@@ -79,20 +81,37 @@ def _packed(
         return [(book, count)]
     if is_strict:
         return None
-    rooms = [(book.room_for(need, count), book) for book in (books.opened() if among is None else among)]
-    rooms = sorted((entry for entry in rooms if entry[0]), key=lambda entry: (-entry[0], entry[1].rank))
+    rooms = _roomiest(need, count, books, among)
     chosen: list[tuple[Book, int]] = []
     missing = count
-    for place, (room, book) in enumerate(rooms):
+    for room, book in rooms:
         if room >= missing:
-            last = min(
-                (entry for entry in rooms[place:] if entry[0] >= missing),
-                key=lambda entry: tightness(entry[1], need),
-            )
-            return [*chosen, (last[1], missing)]
+            break
         chosen.append((book, room))
         missing -= room
-    return None
+    taken = {book.rank for book, _ in chosen}
+    last = _fullest(need, missing, books, among, taken)
+    return None if last is None else [*chosen, (last, missing)]
+
+
+def _roomiest(need: Need, count: int, books: Books, among: Sequence[Book] | None) -> list[tuple[int, Book]]:
+    """Return how many fit on each host, most first: at least for as many hosts as together have room for all."""
+    rooms: list[tuple[int, Book]] = []
+    if among is None and (need.cpus or need.devices) and not need.is_share:
+        found, most = 0, count + 1
+        for bound, book in books.roomiest(need):
+            if bound < most:  # none of those to come has room for more than this
+                found, most = sum(room for room, _ in rooms if room >= bound), bound
+                if found >= count:
+                    break
+            if room := book.room_for(need, count):
+                rooms.append((room, book))
+                found += room if room >= most else 0
+                if found >= count:
+                    break
+    else:
+        rooms = [(book.room_for(need, count), book) for book in (books.opened() if among is None else among)]
+    return sorted((entry for entry in rooms if entry[0]), key=lambda entry: (-entry[0], entry[1].rank))
 
 
 def _spread(need: Need, count: int, books: Books, among: Sequence[Book] | None) -> list[tuple[Book, int]] | None:

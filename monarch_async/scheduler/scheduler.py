@@ -290,8 +290,7 @@ class Scheduler:
             if now >= line.stalled_since + self.warn_after * 2**line.warnings:
                 line.warnings += 1
                 if not self._has_its_like(line.head):
-                    text = explanation(line.head, self._accounts, self._dispatch, self.holdings(), now)
-                    self._commands.append(Warn(line.head.id, text))
+                    self._commands.append(Warn(line.head.id, self._explained(line.head, now)))
 
     def _has_its_like(self, waiter: PlacementRecord) -> bool:
         """Return whether this is a cache that would only be larger: its holder goes on with what it has of the kind."""
@@ -318,4 +317,13 @@ class Scheduler:
     def explain(self, demand: Demand, now: float) -> str:
         """Return why a demand would wait, fit or be rejected if it were asked for now, and who holds what."""
         record = PlacementRecord(-1, demand, self._shapes.of(demand), 0, self._arrivals + 1, now)
-        return explanation(record, self._accounts, self._dispatch, self.holdings(), now)
+        return self._explained(record, now)
+
+    def _explained(self, record: PlacementRecord, now: float) -> str:
+        holdings, kept = self.holdings(), self._dispatch.kept()
+        self._dispatch.drop_all()
+        self._dispatch.restore([entry for entry in kept if entry[0].head.order < record.order])
+        text = explanation(record, self._accounts, self._dispatch, holdings, now)
+        self._dispatch.drop_all()
+        self._dispatch.restore(kept)
+        return text

@@ -120,7 +120,8 @@ def test_a_gang_that_leaves_gives_up_what_was_kept():
 
 def test_what_was_kept_is_free_when_the_gang_finds_room_elsewhere():
     made = scheduler(host(4), host(4), host(1), patience=0.0)
-    ask(made, 0, gang(3, hosts=["host0"])), ask(made, 1, gang(4, hosts=["host1"])), ask(made, 2, gang(1))
+    for number, cpus in enumerate([3, 4, 1]):
+        ask(made, number, gang(cpus, hosts=[f"host{number}"]))
     ask(made, 10, gang(4, strategy="strict_pack"))
     handle(made, Tick())
     assert ask(made, 11) == []
