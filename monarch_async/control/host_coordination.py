@@ -22,7 +22,7 @@ from typing import Any, assert_never
 
 from monarch_async.control.coordination import Coordination
 from monarch_async.control.coordination_asks import Answer, Ask, Command, Discard, Facts, Refuse
-from monarch_async.control.host_store import HostStore
+from monarch_async.control.host_store import ID_BYTES, HostStore
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.refusal import pack_refusal
 from monarch_async.control.relay import Relay
@@ -87,25 +87,28 @@ class HostCoordination:
         about: Sequence[Any],
     ) -> None:  # fmt: skip
         client, pid, name, host, who = about
+        if not isinstance(key, str) or not isinstance(client, int) or not isinstance(pid, int):
+            raise ValueError(f"a request of {client!r} (pid {pid!r}) about {key!r}")
         party = self._admit(src, pid, name, host)
         if client != src:
             self._admit(client, 0, f"the client of {name}", "")
         ask = Ask(src, call, who, self._loop.time())
         request = client, key, params, operation
         if operation == "fill" and arguments[2]:
-            self._start(self._fill(ask, party, request, *arguments))
+            reserved, body, objects = arguments
+            held = {id: (home, nbytes) for id, home, nbytes in map(_checked_object, objects)}
+            self._start(self._fill(ask, party, request, reserved, body, held))
         else:
             self._do(self._coordination.request(ask, client, key, params, operation, arguments))
 
     async def _fill(
-        self, ask: Ask, party: Party, request: _Request, call: int, body: Any, objects: Sequence[Sequence[Any]]
+        self, ask: Ask, party: Party, request: _Request, call: int, body: Any, objects: dict[bytes, tuple[int, int]]
     ) -> None:
-        """An item comes with shared objects: it is in when they are held for it here."""
+        """An item comes with shared objects, by their ids: it is in when they are held for it here."""
         client, key, params, operation = request
-        ids = [id for id, _, _ in objects]
-        holds = [self._keep(id, home, nbytes) for id, home, nbytes in objects]
+        ids = list(objects)
         try:
-            for hold in holds:
+            for hold in [self._keep(id, home, nbytes) for id, (home, nbytes) in objects.items()]:
                 await asyncio.shield(hold)
         except Error as error:
             self._discard(ids)
@@ -226,3 +229,10 @@ class HostCoordination:
         for party in self._parties.values():
             if party.watch is not None:
                 party.watch.cancel()
+
+
+def _checked_object(facts: Sequence[Any]) -> tuple[bytes, int, int]:
+    id, home, nbytes = facts
+    if not isinstance(id, bytes) or len(id) != ID_BYTES or not isinstance(home, int) or not isinstance(nbytes, int):
+        raise ValueError(f"a shared object {facts!r}")
+    return id, home, max(nbytes, 1)

@@ -10,6 +10,8 @@ import pytest_asyncio
 from sharers import Sharer
 
 import monarch_async as ma
+from monarch_async.mesh.domain import active_domain
+from monarch_async.sync.parcel import unpack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -193,6 +195,26 @@ async def test_who_is_cancelled_gets_nothing(sharers: Any) -> None:
         await put
 
 
+async def test_who_is_cancelled_while_a_large_item_comes_gets_nothing(
+    sharers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: ma.Queue[Any] = ma.Queue()
+    await sharers.slice(p=0).put_arrays.call_one(queue, 2, 100_000)
+
+    async def cancelled_midway(*arguments: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return await unpack(*arguments)
+
+    monkeypatch.setattr("monarch_async.sync.queue.unpack", cancelled_midway)
+    gets = asyncio.create_task(queue.get())
+    with pytest.raises(asyncio.CancelledError):
+        await gets
+    monkeypatch.undo()
+    assert [int((await queue.get())[0]) for _ in range(2)] == [0, 1]
+
+
 async def test_a_put_that_is_cancelled_while_it_waits_is_not_in(sharers: Any) -> None:
     queue: ma.Queue[Any] = ma.Queue(maxsize=1)
     await queue.put(1)
@@ -220,3 +242,19 @@ async def test_a_consumer_that_dies_loses_at_most_what_was_on_its_way(hosts: ma.
     assert await queue.get() in (*range(45, 50), -1)
     while await queue.qsize():
         await queue.get()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ["request", 3, [1], "acquire", [1], [1, 1, "n", "", "w"]],
+        ["request", "lock x", [1], "acquire", [1], ["1", 1, "n", "", "w"]],
+        ["request", "lock x", [1], "acquire", [1], [1]],
+        ["request", "queue x", [1, 1, 0], "fill", [1, None, [[b"short", 1, 1]]], [1, 1, "n", "", "w"]],
+        ["cancel", "lock x"],
+        ["forget"],
+    ],
+)
+async def test_requests_that_make_no_sense_are_refused(hosts: ma.HostMesh, request_: list[Any]) -> None:
+    with pytest.raises(ma.Error, match="bad request"):
+        await active_domain().requests.ask(ma.Lock()._home, "sync", *request_)
