@@ -37,14 +37,18 @@ class DistantHosts:
         self.urls += urls
         return urls
 
-    def crash(self, count: int) -> None:
-        """See `SimulatedHosts.crash`."""
-        self._order("crash", count)
+    def crash_later(self, count: int) -> None:
+        """See `SimulatedHosts.crash`: the order is given, and not waited for."""
+        self._give("crash", count)
 
-    def _order(self, *order: object) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def _give(self, *order: object) -> None:
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
+
+    def _order(self, *order: object) -> Any:
+        self._give(*order)
+        assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
 

@@ -19,11 +19,11 @@ CONFIG = ma.Config()
 
 async def idle(plan: scaling.Plan) -> tuple[float, scaling.Gaps]:
     """Percent of a core that this process takes while nothing happens; how long its loop was busy at a time."""
-    await asyncio.sleep(0.5 if plan.is_quick else 2 * CONFIG.heartbeat)
+    await asyncio.sleep(plan.pause if plan.is_quick else 2 * CONFIG.heartbeat)
     with scaling.Gaps() as gaps:  # its timer costs something itself: it is not there while the processor time is taken
-        await asyncio.sleep(CONFIG.heartbeat / 2)
+        await asyncio.sleep(plan.pause)
     wall, cpu = time.perf_counter(), time.process_time()
-    await asyncio.sleep(1.0 if plan.is_quick else 6 * CONFIG.heartbeat)
+    await asyncio.sleep(3 * plan.pause if plan.is_quick else 5 * CONFIG.heartbeat)
     return 100 * (time.process_time() - cpu) / (time.perf_counter() - wall), gaps
 
 

@@ -20,6 +20,11 @@ class Plan:
     core: int  #: the one it runs on
     others: frozenset[int]  #: those that are left for helping processes
 
+    @property
+    def pause(self) -> float:
+        """Seconds in which what was started comes to rest."""
+        return 0.1 if self.is_quick else 1.0
+
     def emit(self, workload: str, value: float, unit: str, n: int) -> None:
         """Print one result as ``workload_size``."""
         measure.emit("ours", f"{workload}_{self.size}", value, unit, n)

@@ -45,7 +45,7 @@ class Network:
         if host not in self._listeners:
             raise ConnectionRefusedError(111, "connection refused")
         protocol = factory()
-        _, here = inproc.connect(self._listeners[host](), protocol)
+        _, here = inproc.connect(self._listeners[host](), protocol, extra={"sockname": ("192.0.2.1", 1)})
         return here, protocol
 
 
