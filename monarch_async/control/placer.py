@@ -9,7 +9,7 @@ one refuses (another client was first), the others free it, and the scheduler de
 
 B1. Each ask is answered once, unless it is withdrawn first; after that its holder hears nothing.
 B2. What agents of living hosts have reserved for this client is what the scheduler has granted and not released:
-    requests to one agent arrive in the order in which the scheduler decided.
+    requests to one agent arrive in the order in which the scheduler decided. (B4 is in `booking`.)
 B3. Events are handled one at a time: what a holder does when it is told of one comes after it.
 """
 
@@ -17,18 +17,17 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
-from monarch_async.control.controller import Controller, read_answer
+from monarch_async.control.booking import Booking
+from monarch_async.control.controller import Controller
 from monarch_async.control.holder import Granted, Holder
 from monarch_async.control.host import Host
 from monarch_async.control.membership import HostEvent
-from monarch_async.control.placement_messages import NOTHING, pack_held, unpack_held
+from monarch_async.control.placement_messages import unpack_held
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Error, Unschedulable
 from monarch_async.ids import AGENT, address, host_of, proc_of
-from monarch_async.runtime.call import Call
 from monarch_async.scheduler.demand import Demand
 from monarch_async.scheduler.events import (
     Ask,
@@ -54,16 +53,12 @@ from monarch_async.scheduler.events import (
     Warn,
     Withdraw,
 )
-from monarch_async.scheduler.holdings import Holdings, summed
+from monarch_async.scheduler.holdings import Holdings
 from monarch_async.scheduler.resources import Resources
 from monarch_async.scheduler.scheduler import Scheduler
 from monarch_async.transport.url import Url
 
 log = logging.getLogger("monarch_async")
-
-#: Free ports that come with a placement, on the host of its first bundle: each mesh of procs uses one, and asks for
-#: another. On the others one: they are for meshes of some of its bundles.
-PORTS = 2
 
 LOOPBACK = "127.0.0.1"
 
@@ -71,20 +66,19 @@ LOOPBACK = "127.0.0.1"
 class _Entry:
     """What one ask has come to."""
 
-    __slots__ = ("address", "demand", "grant", "holder", "missing", "ports", "recalled_by")
+    __slots__ = ("address", "booking", "demand", "has_been_refused", "holder", "recalled_by")
 
     def __init__(self, demand: Demand, holder: Holder, address: int) -> None:
         """It waits."""
         self.demand, self.holder, self.address = demand, holder, address
-        self.grant: Grant | None = None  #: reserved, or being reserved
-        self.missing = 0  #: agents that have not agreed yet
-        self.ports: dict[int, list[int]] = {}  #: by host that has agreed
+        self.booking: Booking | None = None  #: once it was granted
+        self.has_been_refused = False
         self.recalled_by = ""  #: for whom, where it was asked back before its holder had it
 
     @property
     def is_held(self) -> bool:
         """Whether its holder has been told that it has it."""
-        return self.grant is not None and self.missing == 0
+        return self.booking is not None and self.booking.is_complete
 
 
 class Placer:
@@ -173,8 +167,8 @@ class Placer:
             self._holder_gone(exit.address)
 
     def _holder_gone(self, holder: int) -> None:
-        for id in self._of_holder.pop(holder):
-            self._entries.pop(id, None)
+        for id in list(self._of_holder[holder]):
+            self._forget(id)
         self._handle(HolderGone(holder))
 
     # -- who asks --------------------------------------------------------------------------------------------------
@@ -205,9 +199,9 @@ class Placer:
     def _lend(self, id: int, is_lent: bool) -> None:
         """The agents hear of it before what is granted next."""
         entry = self._entries.get(id)
-        if entry is None or entry.grant is None or not entry.is_held:
+        if entry is None or entry.booking is None or not entry.is_held:
             return
-        for host in {spot.host for spot in entry.grant.spots} & self.hosts.keys():
+        for host in {spot.host for spot in entry.booking.grant.spots} & self.hosts.keys():
             self._controller.requests.post(address(host, AGENT), "lend", id, is_lent)
         self._handle(Lend(id) if is_lent else Reclaim(id))
 
@@ -227,6 +221,8 @@ class Placer:
     def _forget(self, id: int) -> _Entry | None:
         entry = self._entries.pop(id, None)
         if entry is not None:
+            if entry.booking is not None:
+                entry.booking.stop()
             mine = self._of_holder[entry.address]
             mine.discard(id)
             if not mine:
@@ -238,11 +234,10 @@ class Placer:
         self._closed = error
         if self._timer is not None:
             self._timer.cancel()
-        for entry in list(self._entries.values()):
+        for id, entry in list(self._entries.items()):
+            self._forget(id)
             if not entry.is_held:
                 entry.holder.take_refusal(error)
-        self._entries.clear()
-        self._of_holder.clear()
 
     # -- the scheduler ---------------------------------------------------------------------------------------------
 
@@ -293,51 +288,21 @@ class Placer:
             case Warn(_, text):
                 log.warning("%s", text)
 
-    # -- the agents ------------------------------------------------------------------------------------------------
+    # -- the agents (`booking.Booker`) ------------------------------------------------------------------------------
 
     def _reserve(self, grant: Grant) -> None:
         entry = self._entries.get(grant.id)
-        if entry is None:  # withdrawn by who was told of something just before: its end is on the way
-            return
-        by_host: defaultdict[int, list[Held]] = defaultdict(list)
-        for spot, held in zip(grant.spots, grant.held, strict=True):
-            by_host[spot.host].append(held if entry.demand.within is None else NOTHING)
-        entry.grant, entry.missing, entry.ports = grant, len(by_host), {}
-        first = grant.spots[0].host
-        for host, parts in by_host.items():
-            ports = PORTS if host == first else 1
-            held = pack_held(summed(parts))
-            agent = address(host, AGENT)
-            call = self._controller.requests.call(agent, "reserve", grant.id, held, entry.demand.name, ports)
-            call.add_done_callback(partial(self._reserved, grant, host))
+        if entry is not None:  # else withdrawn by who was told of something just before: its end is on the way
+            requests, is_ordered = self._controller.requests, entry.has_been_refused
+            entry.booking = Booking(self, requests, grant, entry.demand, is_ordered)
 
-    def _reserved(self, grant: Grant, host: int, call: "Call[bytes]") -> None:
-        """An agent has answered, or cannot any more."""
-        entry = self._entries.get(grant.id)
-        failure = call.exception()
-        if entry is None or entry.grant is not grant:
-            return
-        try:
-            if failure is not None:
-                raise failure
-            answer = read_answer(call.result())
-        except Error as error:
-            log.warning("%s was not reserved on %s: %s", entry.demand.name, self._name(host), error)
-            self._free(grant.id, [host])  # whatever has become of it there
-            self._refuse(grant.id, entry, host)
-            return
-        if isinstance(answer, dict):
-            self._taken[host] = unpack_held(answer["taken"])
-            self._handle(TakenElsewhere(host, self._taken[host]))
-            self._refuse(grant.id, entry, host)
-            return
-        entry.ports[host] = answer
-        entry.missing -= 1
-        if not entry.missing:
-            spots = tuple([(self.hosts[spot.host], spot.gpus) for spot in grant.spots])
-            entry.holder.take_grant(Granted(spots, self._addresses(entry.ports), entry.ports))
-            if entry.recalled_by:
-                self._recall(entry, entry.recalled_by)
+    def take_booked(self, booking: Booking) -> None:
+        """All agents have agreed."""
+        entry = self._entries[booking.grant.id]
+        spots = tuple([(self.hosts[spot.host], spot.gpus) for spot in booking.grant.spots])
+        entry.holder.take_grant(Granted(spots, self._addresses(booking.ports), booking.ports))
+        if entry.recalled_by:
+            self._recall(entry, entry.recalled_by)
 
     def _addresses(self, hosts: Iterable[int]) -> dict[int, str]:
         """Return how each of these hosts is reached from the others of them."""
@@ -346,9 +311,23 @@ class Placer:
         own = LOOPBACK if is_one_machine else self._controller.own_address or LOOPBACK
         return {host: reach or own for host, reach in found.items()}
 
+    def take_refused(self, booking: Booking, host: int, why: Held | Error) -> None:
+        """One has not."""
+        id = booking.grant.id
+        entry = self._entries[id]
+        if isinstance(why, Error):
+            log.warning("%s was not reserved on %s: %s", entry.demand.name, self._name(host), why)
+            self._free(id, [host])  # whatever has become of it there
+        else:
+            self._taken[host] = why
+            self._handle(TakenElsewhere(host, why))
+        self._refuse(id, entry, host)
+
     def _refuse(self, id: int, entry: _Entry, host: int) -> None:
         """It is not to be had so: it waits again."""
-        entry.grant, entry.recalled_by = None, ""
+        if entry.booking is not None:
+            entry.booking.stop()
+        entry.booking, entry.recalled_by, entry.has_been_refused = None, "", True
         if id in self._entries:
             self._handle(Refused(id, host))
 
@@ -375,9 +354,9 @@ class Placer:
 
     def _lose(self, id: int, bundles: Sequence[int]) -> None:
         entry = self._entries.get(id)
-        if entry is None or entry.grant is None:
+        if entry is None or entry.booking is None:
             return
         if entry.is_held:
             entry.holder.take_loss(bundles)
         else:
-            self._refuse(id, entry, entry.grant.spots[bundles[0]].host)
+            self._refuse(id, entry, entry.booking.grant.spots[bundles[0]].host)

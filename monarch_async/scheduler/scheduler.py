@@ -218,7 +218,7 @@ class Scheduler:
         freed |= self._accounts.end(record)
         if hosts:
             self._commands.append(Release(id, hosts))
-        record.refused_until[host] = now + min(REFUSAL_PAUSE * 2**record.refusals, LONGEST_PAUSE)
+        record.refused_until[host] = now + min(REFUSAL_PAUSE * 2 ** min(record.refusals, 10), LONGEST_PAUSE)
         record.refusals += 1
         self._waiting.add(record, now).is_settled = False
         self._turn(freed, now)

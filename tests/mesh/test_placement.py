@@ -183,7 +183,7 @@ async def test_meshes_of_some_bundles_have_ranks_and_a_meeting_place_of_their_ow
             assert [env["RANK"] for env in seen] == [str(rank) for rank in range(len(seen))]
             ports.append(seen[0]["MASTER_PORT"])
         assert len(set(ports)) == 3
-        assert list(meshes[1].addresses)[0] >> 32 == placement.spots[last[0]].host.id
+        assert meshes[1].addresses[0] >> 32 == placement.spots[last[0]].host.id
         for wrong in ([4], [], [-1], ["0"]):
             with pytest.raises(ma.BadCall, match="bundles 0 to 3"):
                 placement.spawn_procs(bundles=wrong)  # type: ignore[arg-type]
@@ -337,8 +337,8 @@ async def test_an_actor_places_too(hosts: ma.HostMesh) -> None:
         assert text.startswith("inner (2 bundles")
         assert "host0" in text
         assert holdings == 2
-        assert [host.placed.reservations for host in (await hosts.status()).hosts][0] == ()
-        with pytest.raises(ma.Unschedulable, match="inner .* can never be placed"):
+        assert not (await hosts.status()).hosts[0].placed.reservations
+        with pytest.raises(ma.Unschedulable, match=r"inner .* can never be placed"):
             await probe.place_in_vain.call_one(demand(9, gpus=1, name="inner"))
 
 
@@ -413,13 +413,14 @@ async def test_an_actors_preemptible_block_is_ended_too(hosts: ma.HostMesh) -> N
 
 
 async def test_a_placement_without_a_block_that_is_preempted_fails_its_owner(hosts: ma.HostMesh) -> None:
+    placement = None
     with pytest.raises(ma.Preempted, match="low was preempted by high"):
         async with ma.supervise(ma.escalate):
             placement = await ma.cluster().place(demand(4, gpus=1, name="low", preemptible=True))
             await placement.spawn_procs()
             async with ma.cluster().place(demand(gpus=1, name="high", priority=1, preempts=True)):
                 await asyncio.sleep(60)
-    assert placement.is_released
+    assert placement is not None and placement.is_released
 
 
 async def test_a_spare_goes_when_its_holder_says_so(hosts: ma.HostMesh) -> None:
@@ -469,9 +470,7 @@ async def test_what_can_never_fit_is_refused_at_once_with_what_is_short(hosts: m
     assert str(error).startswith(f"{error.demand} can never be placed: {error.why}\n")
 
 
-async def test_who_waits_for_long_is_shown_who_holds_what(
-    hosts: ma.HostMesh, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_who_waits_for_long_is_shown_who_holds_what(hosts: ma.HostMesh, caplog: pytest.LogCaptureFixture) -> None:
     trainers = ma.cluster().place(demand(2, gpus=1, name="trainers"))
     holder = await ma.cluster().place(demand(3, gpus=1, name="holder"))
     waiting = asyncio.ensure_future(_await(trainers))
