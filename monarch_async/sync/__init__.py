@@ -12,8 +12,8 @@ Ideas
   writes can be told from the new.
 - What is taken takes one round trip to the home; giving back is one message that nobody waits for.
 - An object of these classes is a reference: small, it pickles, and keeps nothing alive. What it refers to comes into
-  being when it is first used, and ends with the programs that use it. If its home is lost, everybody who waits or asks
-  gets HostLost, for ever: a lock that is made anew elsewhere could be held twice.
+  being when it is first used, and ends with the programs that use it. While its home is lost, everybody who waits or
+  asks gets HostLost: made anew on another host, a lock could be held twice. A host that comes back begins empty.
 
 What it refuses
 - Locks that are held by nobody in particular, or for ever.

@@ -13,7 +13,7 @@ import pytest
 import simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import Simulation, cluster
+from simulation import CONFIG, Simulation, cluster
 
 import monarch_async as ma
 
@@ -176,6 +176,45 @@ async def queues(seed: int) -> None:
         await here.settle()
         assert_nothing_in_use(here)
         assert not any(agent.store.facts()["objects"] for agent in here.agents)
+
+
+class Holder(ma.Actor):
+    @ma.endpoint
+    async def acquire(self, lock: ma.Lock) -> int:
+        return await lock.acquire()
+
+
+def test_a_host_that_is_frozen_for_too_long() -> None:
+    """What was held there is free when the window has passed; what had its home there is lost, and may be used anew."""
+
+    async def main() -> None:
+        async with cluster(2) as here, ma.supervise(ma.ignore):
+            far = await (await here.hosts.slice(hosts=1).spawn_procs()).spawn("far", Holder)
+            kept_here = ma.Lock(home=here.hosts.slice(hosts=0))
+            kept_there = ma.Lock("there", home=here.hosts.slice(hosts=1))
+            before = await far.acquire.call_one(kept_here)
+            with pytest.raises(ma.HostLost):
+                async with kept_there as token:
+                    waits = asyncio.create_task(kept_there.acquire())
+                    here.freeze(1)
+                    began = asyncio.get_running_loop().time()
+                    async with kept_here as later:
+                        assert later > before
+                        with pytest.raises(ma.NotHolder):
+                            await kept_here.check(before)
+                    waited = asyncio.get_running_loop().time() - began
+                    assert CONFIG.resume_window / 2 < waited < 2 * CONFIG.resume_window
+                    with pytest.raises(ma.HostLost):
+                        await waits
+            here.thaw(1)
+            await here.settle()
+            async with kept_there as anew:
+                assert anew > token
+            with pytest.raises(ma.NotHolder):
+                await kept_there.check(token)
+            assert_nothing_in_use(here)
+
+    simulation.run(main(), 0, True)
 
 
 @settings(max_examples=12, deadline=None)
