@@ -1,0 +1,6 @@
+"""Agents are those of the failure tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "failures"))
