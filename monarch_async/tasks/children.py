@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Children:
     """See the module. A `mesh.domain.Belonging`."""
 
-    __slots__ = ("_failed", "_forget", "_futures", "_lend", "_waiting", "depth", "is_of_task", "owner")
+    __slots__ = ("_failed", "_forget", "_futures", "_lend", "_waiting", "depth", "is_of_task", "is_over", "owner")
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Children:
         ``forget`` is told when the owner has ended.
         """
         self.owner, self.depth, self.is_of_task = owner, depth, lend is not None
+        self.is_over = False  #: the owner, a task, has ended; what it left running in its process has not
         self._lend, self._forget = lend, forget
         self._futures: set[ChildFuture[Any]] = set()
         self._waiting = 0
@@ -65,8 +66,7 @@ class Children:
 
     async def finish(self) -> None:
         """Wait until all have ended; raise the first failure that nobody has looked at (C1)."""
-        while self._futures:
-            await asyncio.wait(list(self._futures))
+        await self._wait()
         failed, self._failed = self._failed, []
         unseen = [error for future in failed if (error := future.exception_unseen()) is not None]
         for future in failed:
@@ -77,11 +77,14 @@ class Children:
     async def abandon(self) -> None:
         """Cancel all, and wait for that (C1)."""
         self.cancel()
-        while self._futures:
-            await asyncio.wait(list(self._futures))
+        await self._wait()
         for future in self._failed:
             future.exception()
         self._failed.clear()
+
+    async def _wait(self) -> None:
+        while self._futures:
+            await asyncio.wait(list(self._futures))
 
     def cancel(self) -> None:
         """Cancel all."""

@@ -65,12 +65,16 @@ class CheckedOptions:
     returns: int
 
 
-def read_options(options: TaskOptions) -> CheckedOptions:
-    """Check options. Raises BadDemand."""
+def check_names(options: TaskOptions) -> None:
+    """Raise BadDemand where there is an option that there is not."""
     unknown = [name for name in options if name not in TaskOptions.__annotations__]
     if unknown:
         known = ", ".join(sorted(TaskOptions.__annotations__))
         raise BadDemand(f"{unknown[0]}= of a task: there is no such option, only {known}")
+
+
+def read_options(options: TaskOptions) -> CheckedOptions:
+    """Check options, of names that there are. Raises BadDemand."""
     given: dict[str, Any] = dict(options)
     for name in ("custom", "labels", "env"):
         if name in given:

@@ -6,7 +6,6 @@ is on no task's path but its own.
 
 import asyncio
 import itertools
-import reprlib
 import time
 from collections.abc import Sequence
 from typing import Any, assert_never
@@ -44,7 +43,7 @@ from monarch_async.tasks.function import TaskFunction, copied
 from monarch_async.tasks.future import ChildFuture, TaskFuture
 from monarch_async.tasks.line import RAMP
 from monarch_async.tasks.options import CheckedOptions
-from monarch_async.tasks.quarantine import Quarantine, key_of
+from monarch_async.tasks.quarantine import Quarantine, key_of, shown
 from monarch_async.tasks.queue import TaskQueue
 from monarch_async.tasks.runner import AS_REF, RESOLVE
 from monarch_async.tasks.shape import Shape
@@ -113,7 +112,7 @@ class TaskPool:
             raise Poisoned(known.task, known.deaths)
         number = next(self._numbers)
         mine = children.get()
-        if mine is None:
+        if mine is None or mine.is_over:
             mine = self._children_of_actor()
         what = f"task {options.name or function.name}"
         if mine is None:
@@ -298,10 +297,8 @@ class TaskPool:
         task.future.ended()
 
     def _poison(self, task: SentTask, deaths: Sequence[Exception]) -> None:
-        _, _, _, args, kwargs = loads(*task.encoded)[0]  # type: ignore[index, misc]
-        shown = ", ".join([reprlib.repr(arg) for arg in args] + [f"{k}={reprlib.repr(v)}" for k, v in kwargs.items()])
         key = key_of(task.function.id, task.encoded)
-        self.quarantine.add(key, task.name, f"({shown})", deaths, time.time())
+        self.quarantine.add(key, task.name, shown(task.encoded), deaths, time.time())
         error = Poisoned(task.name, deaths)
         error.__cause__ = deaths[-1]
         self._fail(task, error)
@@ -342,8 +339,8 @@ class TaskPool:
             task.future.ended()
         self.sent.clear()
         lives = [worker.close() for worker in self._workers.values()]
-        if lives:
-            await asyncio.wait(lives)
+        if lives:  # where an agent does not answer, its procs end when we have left
+            await asyncio.wait(lives, timeout=2 * self.router.config.stop_grace)
 
 
 def _name_task(error: Exception, name: str) -> Exception:

@@ -1,14 +1,18 @@
 """Tasks that were set aside, since they have ended every worker that tried them."""
 
 import hashlib
+import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from monarch_async.wire.payload import Encoded
+from monarch_async.wire.payload import Encoded, loads
 
 #: How many are remembered; the oldest go.
 MOST = 256
+
+#: So many arguments are shown.
+_SHOWN = 16
 
 Key = tuple[bytes, bytes]
 
@@ -57,6 +61,17 @@ class Quarantine:
     def find(self, function: bytes, encoded: Encoded) -> Quarantined | None:
         """Return the entry of a task that was set aside before."""
         return self._by_key.get(key_of(function, encoded)) if self._by_key else None
+
+
+def shown(encoded: Encoded) -> str:
+    """Return the arguments of a task as a text of bounded length."""
+    try:
+        (_, _, _, args, kwargs), _ = loads(*encoded)  # type: ignore[misc]
+        parts = [reprlib.repr(value) for value in args]
+        parts += [f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()]
+    except Exception as error:  # they are somebody's classes
+        return f"(arguments that cannot be shown: {type(error).__name__})"
+    return f"({', '.join(parts[:_SHOWN])}{', ...' if len(parts) > _SHOWN else ''})"
 
 
 def key_of(function: bytes, encoded: Encoded) -> Key:

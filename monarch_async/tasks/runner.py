@@ -70,6 +70,7 @@ class TaskRunner(Actor):
                 self._wait(mine.abandon())
             raise
         finally:
+            mine.is_over = True
             children.reset(token)
 
     @endpoint
@@ -91,6 +92,8 @@ class TaskRunner(Actor):
             if mine:
                 await mine.abandon()
             raise
+        finally:
+            mine.is_over = True
 
     def __describe_call__(self, endpoint: str) -> str:
         """Return what runs (`Proc.status`)."""

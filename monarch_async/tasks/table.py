@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monarch_async.mesh.domain import active_domain
-from monarch_async.mesh.status import format_age
+from monarch_async.mesh.duration import format_age
 from monarch_async.tasks.line import Stage
 from monarch_async.tasks.pool import TaskPool
 from monarch_async.tasks.quarantine import Quarantined

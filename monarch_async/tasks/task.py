@@ -10,7 +10,7 @@ from monarch_async.mesh.stream import Stream
 from monarch_async.tasks.function import function_of
 from monarch_async.tasks.future import TaskFuture
 from monarch_async.tasks.mapping import MapSource, TaskOutcome
-from monarch_async.tasks.options import CheckedOptions, RetryOn, TaskOptions, read_options
+from monarch_async.tasks.options import CheckedOptions, RetryOn, TaskOptions, check_names, read_options
 from monarch_async.tasks.pool import active_pool
 
 P = ParamSpec("P")
@@ -26,6 +26,7 @@ class Task(Generic[P, R]):
 
     def __init__(self, function: Callable[P, Any], options: TaskOptions) -> None:
         """See `task`."""
+        check_names(options)
         functools.update_wrapper(self, function)
         self._function, self._given = function, options
         self._options: CheckedOptions | None = None

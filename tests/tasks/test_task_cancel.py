@@ -55,9 +55,9 @@ async def test_one_that_ignores_it_is_ended_with_its_worker(hosts: ma.HostMesh, 
     future.cancel()
     await asyncio.wait([future])
     assert future.cancelled()
-    first, second = pids(tmp_path)
-    assert first == second
-    await wait_until(lambda: not Path(f"/proc/{first}").exists())
+    (pid,) = set(pids(tmp_path))
+    assert len(pids(tmp_path)) > 1
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 async def test_what_an_actor_has_submitted_ends_with_it(hosts: ma.HostMesh, tmp_path: Path) -> None:

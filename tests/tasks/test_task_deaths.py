@@ -11,6 +11,7 @@ from task_functions import add, die_times, hold, note, pids, square_slowly
 from task_waits import wait_given_back, wait_noted
 
 import monarch_async as ma
+from monarch_async.ids import agent_of, proc_of
 from monarch_async.tasks.pool import active_pool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -49,21 +50,25 @@ async def test_poison_is_set_aside(hosts: ma.HostMesh, tmp_path: Path) -> None:
     assert await ma.submit(die_times, str(tmp_path), 4) > 4
 
 
+async def kill_busy() -> None:
+    """Have its agent kill the worker that runs a task."""
+    pool = active_pool()
+    (flight,) = [worker.flight for worker in pool._workers.values() if worker.flight is not None]
+    assert flight.worker.path is not None
+    address = flight.worker.path.dst
+    await pool.domain.requests.ask(agent_of(address), "kill", [proc_of(address)], int(signal.SIGKILL), "a test")
+
+
 async def test_a_death_that_somebody_asked_for_is_no_poison(hosts: ma.HostMesh, tmp_path: Path) -> None:
     future = ma.submit(hold, str(tmp_path), 0.3, poison=1, retries=5)
     for count in (1, 2, 3):
         await wait_noted(tmp_path, count)
-        (worker,) = [worker for worker in active_pool()._workers.values() if worker.flight is not None]
-        assert worker.path is not None
-        agent, proc = worker.path.dst & ~0xFFFF_FFFF, worker.path.dst & 0xFFFF_FFFF
-        await active_pool().domain.requests.ask(agent, "kill", [proc], int(signal.SIGKILL), "a test")
+        await kill_busy()
     assert await future == pids(tmp_path)[-1]
+    future = ma.submit(hold, str(tmp_path), 30, poison=1, retries=0)
+    await wait_noted(tmp_path, 5)
+    await kill_busy()
     with pytest.raises(ma.ProcDied, match="a test"):
-        future = ma.submit(hold, str(tmp_path), 30, poison=1, retries=0)
-        await wait_noted(tmp_path, 5)
-        (worker,) = [worker for worker in active_pool()._workers.values() if worker.flight is not None]
-        agent, proc = worker.path.dst & ~0xFFFF_FFFF, worker.path.dst & 0xFFFF_FFFF
-        await active_pool().domain.requests.ask(agent, "kill", [proc], int(signal.SIGKILL), "a test")
         await future
     assert ma.quarantine() == []
 

@@ -146,3 +146,29 @@ async def untyped(procs: ma.ProcMesh) -> Any:
     mesh = await procs.spawn("untyped", Untyped, 3)
     await mesh.get.call(key="x")
     return await mesh.at(0).get.call_one()
+
+
+def parse(text: str, base: int = 10) -> int:
+    return int(text, base)
+
+
+async def parse_later(text: str) -> int:
+    return int(text)
+
+
+@ma.task(gpus=0.5, retry_on=(OSError, ValueError))
+def parse_on_gpu(text: str) -> int:
+    return int(text)
+
+
+async def tasks(texts: list[str]) -> None:
+    assert_type(await ma.submit(parse, "1", cpus=2), int)
+    assert_type(await ma.submit(parse_later, "1", retries=0), int)
+    assert_type(await parse_on_gpu.submit("1"), int)
+    assert_type(await ma.task(parse_later, memory=1 << 30).options(name="parser").submit("1"), int)
+    assert_type(await asyncio.gather(ma.submit(parse, "1"), ma.task(parse).submit("2", base=3)), tuple[int, int])
+    async for value in ma.map_unordered(parse, texts, limit=3):
+        assert_type(value, int)
+    async for outcome in ma.map_unordered(parse_later, texts, errors="yield", env={"A": "b"}):
+        assert_type(outcome, ma.TaskOutcome)
+    assert_type(ma.quarantine(), list[ma.Quarantined])

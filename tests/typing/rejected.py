@@ -56,3 +56,17 @@ async def main(procs: ma.ProcMesh, hosts: ma.HostMesh) -> None:
     ma.local_hosts("2")  # expect-error
     ma.supervise(lambda failure: True)  # expect-error
     del loss
+
+
+def parse(text: str) -> int:
+    return int(text)
+
+
+async def tasks() -> None:
+    ma.task(parse).submit(1)  # expect-error
+    ma.task(parse, gpu=1)  # expect-error
+    ma.task(parse).options(retries="x")  # expect-error
+    ma.map_unordered(parse, [1])  # expect-error
+    ma.map_unordered(parse, ["1"], errors="skip")  # expect-error
+    text: str = await ma.submit(parse, "1")  # expect-error
+    del text
