@@ -9,7 +9,7 @@ handle that it fails itself (a guardian always does). When an owner ends, what i
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_async.control.controller import ProcIds, Requests
@@ -124,6 +124,15 @@ class Domain:
     def store_agent(self, home: int) -> int:
         """Return the agent to ask about shared objects of this home; 0: about new ones. May raise Closed."""
         return agent_of(self.router.address)
+
+    @property
+    def operations(self) -> dict[str, Callable[..., None]]:
+        """Further requests to this process, by operation: called with (src, call, *arguments). See `answer`."""
+        raise NotImplementedError
+
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """Answer a request, as msgpack."""
+        raise NotImplementedError
 
     @property
     def roster(self) -> "Roster":

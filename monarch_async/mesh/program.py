@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from monarch_async.config import Config
 from monarch_async.control.controller import Controller
 from monarch_async.control.host import Host
+from monarch_async.control.membership import HostEvent
 from monarch_async.control.placer import Placer
 from monarch_async.control.remote_placer import RemoteHolders
 from monarch_async.control.supervision import Failure
@@ -36,11 +37,21 @@ class Program(Domain):
         self._placer = Placer(controller)
         RemoteHolders(controller, self._placer)
         controller.links.listeners.append(self._placer.take_host_event)
+        controller.links.listeners.append(self._take_host_event)
         self._roster = ClientRoster(self, token, source)
         RosterDesk(controller, self._roster, self.start_task)
         controller.on_exit = lambda exit, _, pending: self.exited(exit, pending > 0)
         controller.on_failure = self.failed
         controller.on_lines = self.console.show
+
+    @property
+    def operations(self) -> dict[str, Callable[..., None]]:
+        """The controller's."""
+        return self.controller.operations
+
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """As the controller does."""
+        self.controller.answer(dst, call, value)
 
     @property
     def roster(self) -> ClientRoster:
@@ -61,6 +72,12 @@ class Program(Domain):
     def config(self) -> Config:
         """The settings of this program."""
         return self.controller.config
+
+    def _take_host_event(self, event: HostEvent) -> None:
+        """A host that was lost is back: what was detached there was adopted meanwhile, or waits for that."""
+        if event.kind == "up" and event.was == "joining":
+            for detachment in {a.detachment for a in self.allocations.values() if a.detachment is not None}:
+                self.start_task(detachment.host_returned(event.host.id))
 
     def why_not_detached(self, hosts: Sequence[Host]) -> str:
         """Where a host ends with this program, so does everything there."""

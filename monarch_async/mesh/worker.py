@@ -60,6 +60,15 @@ class WorkerDomain(Domain):
         return own + [host for host in known if host.id != mine]
 
     @property
+    def operations(self) -> dict[str, Callable[..., None]]:
+        """The proc's."""
+        return self._proc.operations
+
+    def answer(self, dst: int, call: int, value: object) -> None:
+        """As the proc does."""
+        self._proc.answer(dst, call, value)
+
+    @property
     def roster(self) -> RemoteRoster:
         """What asks the client's."""
         return self._roster
