@@ -227,7 +227,7 @@ class HostAgent:
             case "spawn":
                 specs, preload, sys_path = arguments
                 if ended := self.reservations.find_ended(specs):
-                    self.answer(src, call, {"error": ended})
+                    self.answer(src, call, ended)
                     return
                 if refused := self.leases.prepare(src, specs):
                     self.answer(src, call, pack_refusal(refused))
@@ -367,6 +367,7 @@ class HostAgent:
         """End every proc, then the connections. Closing twice is fine."""
         self._tick_handle.cancel()
         await self.workers.aclose()
+        self.news.say_end(self.address)
         await self._peers.aclose()
         self.guests.close()
         await self.coordination.aclose()

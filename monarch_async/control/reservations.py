@@ -105,11 +105,11 @@ class Reservations:
             self._ending.add(worker.gone)
             worker.gone.add_done_callback(self._ending.discard)
 
-    def find_ended(self, specs: Sequence[dict[str, Any]]) -> str | None:
-        """Return why procs cannot start: the placement of one has ended (R2)."""
+    def find_ended(self, specs: Sequence[dict[str, Any]]) -> dict[int, str]:
+        """Return {proc id: why} of those that cannot start: their placement has ended (R2)."""
         known = self.ledger.has
         ended = [spec for spec in specs if spec.get("placement") and not known(spec["placement"])]
-        return f"the placement of {ended[0]['mesh']}[{ended[0]['rank']}] has ended" if ended else None
+        return {spec["id"]: "its placement has ended" for spec in ended}
 
     # -- requests --------------------------------------------------------------------------------------------------
 
