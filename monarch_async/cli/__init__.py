@@ -2,6 +2,7 @@
 
     monarch-async agent     be the host agent of this machine, until a signal
     monarch-async status    what hosts are doing: procs, actors, calls in flight
+    monarch-async release   end procs that have outlived their program
     monarch-async demo      asynchronous reinforcement learning on this machine
 
 Ideas
@@ -16,11 +17,12 @@ Ideas
 What it refuses
 - An agent without a token, on whatever address: other users of a machine reach its loopback too.
 - A command that stops procs or actors of a program from outside: they belong to that program, whose supervision would
-  take it for a failure. End the program.
+  take it for a failure. End the program. What it has detached is nobody's then, and ``release`` ends it.
 
 Reading order
 - ``main.py``    the arguments, and which command runs; ``demo`` is ``examples/async_rl.py``
 - ``agent.py``   `monarch-async agent`
 - ``status.py``  `monarch-async status`
-- ``tls_arguments.py``  what both take for TLS
+- ``release.py``  `monarch-async release`
+- ``tls_arguments.py``  what all of them take for TLS
 """

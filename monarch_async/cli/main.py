@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from monarch_async.cli import agent, status
+from monarch_async.cli import agent, release, status
 from monarch_async.version import __version__
 
 
@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     agent.add_command(commands)
     status.add_command(commands)
+    release.add_command(commands)
     commands.add_parser("demo", help="asynchronous reinforcement learning on this machine", add_help=False)
     return parser
 

@@ -32,5 +32,6 @@ Reading order
 - ``sliced.py``  what the meshes have in common
 - ``domain.py``, ``guardian.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers:
   who spawned what, and who is told of its failures
-- ``status.py``, ``resource_status.py``, ``lock_table.py``  what hosts are doing right now, who holds and waits for what
+- ``status.py``, ``resource_status.py``, ``detached_status.py``, ``lock_table.py``, ``duration.py``  what hosts are
+  doing right now, who holds and waits for what
 """

@@ -14,6 +14,7 @@ from monarch_async.ids import AGENT, address
 from monarch_async.mesh.domain import activate_domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.host_source import HostSource
+from monarch_async.mesh.leases import announce
 from monarch_async.mesh.local_source import LocalSource
 from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.program import Program
@@ -122,6 +123,13 @@ class AttachedHosts(Attachment):
         super().__init__(config, token, source, tls)
         self._urls = urls
 
+    async def __aenter__(self) -> HostMesh:
+        """Reach the hosts; log, in the background, what lives there without a program."""
+        hosts = await super().__aenter__()
+        assert self._program is not None
+        self._program.start_task(announce(self._program))
+        return hosts
+
     async def _find_hosts(self, controller: Controller) -> Sequence[str]:
         return self._urls
 
@@ -173,7 +181,8 @@ def attach(
 
     Raises ValueError for bad or missing arguments, and for ``tcp://`` where settings ask for TLS; on entering,
     LinkBroken where nobody listens and HandshakeRefused where the token, the version or a certificate is wrong. Leaving
-    the block ends what was started in it; the agents stay.
+    the block ends what was started in it, but what was detached; the agents stay. What nobody owns there is logged, see
+    `Cluster.adopt`.
     """
     if not urls:
         raise ValueError("attach() needs at least one address: attach('tcp://host:port', ...)")

@@ -5,6 +5,7 @@ members anew, is pickled: it is read by the next owner alone, which could have g
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from monarch_async.control.host import Host
-from monarch_async.errors import BadCall, Error, Lost
+from monarch_async.errors import BadCall, Lost, NotHolder
 from monarch_async.ids import AGENT, address, random_id64
 from monarch_async.ranks import Region
 from monarch_async.wire.payload import Encoded, dumps, loads
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from monarch_async.mesh.actor_mesh import ActorMesh
     from monarch_async.mesh.domain import Domain
     from monarch_async.mesh.proc_mesh import Allocation
+
+log = logging.getLogger("monarch_async")
 
 #: Pickled arguments of a spawn that are larger are not kept: the next owner has the actors, and cannot make them anew.
 MOST_KEPT = 4 << 20
@@ -40,6 +43,7 @@ class Detachment:
         self.marks = lease_marks(id, name)
         self._hosts: set[int] = set()
         self._is_over = False
+        self._fate: NotHolder | None = None
 
     def _agents(self) -> list[int]:
         """Return all agents that may know it: procs of it may have spawned others anywhere."""
@@ -81,6 +85,26 @@ class Detachment:
             for host in self._hosts & {host.id for host in self._domain.hosts}:
                 self._domain.requests.post(address(host, AGENT), operation, *arguments)
 
+    def check(self) -> None:
+        """Raise NotHolder where this program is known to be the owner no longer."""
+        if self._fate is not None:
+            raise self._fate
+
+    async def host_returned(self, host: int) -> None:
+        """A host of it was lost, and is back: there the lease has had no owner since, or another one."""
+        if host not in self._hosts or self._is_over:
+            return
+        try:
+            rows = await self._domain.requests.ask(address(host, AGENT), "leases")
+        except Lost:  # again
+            return
+        row = next((row for row in rows if row["id"] == self.id), None)
+        if row is not None and row["owner"] != self._domain.router.address:
+            now = f"{row['owner_name']} has adopted it" if row["owner"] else "nobody is: adopt it"
+            what = f"detached lease {self.name!r}"
+            self._fate = NotHolder(what, f"this program was cut off, and is its owner no longer; {now}")
+            log.warning("%s", self._fate)
+
     def taken(self, hosts: Sequence[int]) -> None:
         """It was adopted; its procs are on these hosts."""
         self._hosts = set(hosts)
@@ -88,8 +112,10 @@ class Detachment:
     async def end(self, reason: str) -> None:
         """End its procs, and what they spawned, in order; forget it everywhere. Waits for that. Twice is fine.
 
-        Raises LeaseHeld where another client is its owner by now.
+        Raises LeaseHeld or NotHolder where this program is its owner no longer. What is on a host that is lost may live
+        on there, and is logged.
         """
+        self.check()
         if self._is_over:
             return
         self._is_over = True
@@ -97,7 +123,9 @@ class Detachment:
         asked = [self._domain.requests.ask(agent, "lease_end", self.id, reason, grace) for agent in self._agents()]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Error) and not isinstance(outcome, Lost):
+            if isinstance(outcome, Lost):
+                log.warning("detached lease %s may live on where it cannot be ended: %s", self.name, outcome)
+            elif isinstance(outcome, BaseException):
                 raise outcome
 
 

@@ -9,10 +9,10 @@
 """
 
 import asyncio
+import contextlib
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,12 +24,12 @@ from monarch_async.control.worker import Exit
 from monarch_async.errors import BadCall, Error, HostLost, LeaseHeld, Lost, NoSuchLease
 from monarch_async.ids import AGENT, address
 from monarch_async.mesh.actor_mesh import ActorGroup, ActorMesh
+from monarch_async.mesh.detached_status import DetachedStatus, merge_leases
 from monarch_async.mesh.detachment import Detachment, unpack_actors
 from monarch_async.mesh.guardian import Guardian
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
 from monarch_async.mesh.proc_recipe import ProcRecipe
 from monarch_async.mesh.scope import Scope
-from monarch_async.mesh.status import format_age
 from monarch_async.ranks import Extent
 from monarch_async.runtime.report import load_report
 
@@ -41,38 +41,6 @@ log = logging.getLogger("monarch_async")
 
 #: How often an owner that is not connected is looked at again, by who waits for its lease to run out.
 _PAUSE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class DetachedStatus:
-    """A detached lease at one moment; times are seconds.
-
-    ``living`` and ``gone`` are ranks of its procs: those that run, and those that ended or whose host is not there.
-    ``owner`` is the client that has it, empty where none does; ``away`` says how long that one has not been connected.
-    """
-
-    name: str
-    made_by: str
-    age: float
-    owner: str
-    away: float
-    previous_owner: str
-    unowned_for: float
-    hosts: tuple[str, ...]
-    actors: tuple[str, ...]
-    living: tuple[int, ...]
-    gone: tuple[int, ...]
-
-    def __str__(self) -> str:
-        procs = f"{len(self.living)} of {len(self.living) + len(self.gone)} procs on {', '.join(self.hosts)}"
-        actors = f" with {', '.join(self.actors)}" if self.actors else ""
-        if not self.owner:
-            holder = f"unowned for {format_age(self.unowned_for)}, was of {self.previous_owner or self.made_by}"
-        elif self.away:
-            holder = f"held by {self.owner}, not connected for {format_age(self.away)}"
-        else:
-            holder = f"held by {self.owner}"
-        return f"{self.name}: {procs}{actors}, {format_age(self.age)} old, {holder}"
 
 
 class DetachedLease:
@@ -125,27 +93,15 @@ async def fetch_detached(domain: "Domain") -> list[DetachedStatus]:
     """See `Cluster.detached`."""
     by_host = await _fetch(domain)
     ids = dict.fromkeys(id for rows in by_host.values() for id in rows)
-    return [_merge([rows[id] for rows in by_host.values() if id in rows]) for id in ids]
+    return [merge_leases([rows[id] for rows in by_host.values() if id in rows]) for id in ids]
 
 
-def _merge(rows: Sequence[Mapping[str, Any]]) -> DetachedStatus:
-    """Put together what several agents say of one lease; those with members know more than the others."""
-    first = max(rows, key=lambda row: (len(row["hosts"]), bool(row["owner"])))
-    living = sorted({rank for row in rows for rank in row["living"]})
-    ranks = sorted(rank for _, _, _, ranks in first["hosts"] for rank in ranks)
-    return DetachedStatus(
-        name=first["name"],
-        made_by=first["made_by"],
-        age=max(row["age"] for row in rows),
-        owner=first["owner_name"],
-        away=first["away"],
-        previous_owner=first["previous_owner"],
-        unowned_for=first["unowned_for"],
-        hosts=tuple(name for _, name, _, _ in first["hosts"]),
-        actors=tuple(first["actors"]),
-        living=tuple(living),
-        gone=tuple(rank for rank in ranks if rank not in set(living)),
-    )
+async def announce(domain: "Domain") -> None:
+    """Log which leases wait for somebody to adopt them."""
+    with contextlib.suppress(Error):
+        for lease in await fetch_detached(domain):
+            if not lease.owner:
+                log.info("detached %s; `await ma.cluster().adopt(%r)` takes it over", lease, lease.name)
 
 
 # -- taking one over ---------------------------------------------------------------------------------------------------

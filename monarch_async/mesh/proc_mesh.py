@@ -142,6 +142,8 @@ class Allocation:
         address = self.addresses[rank]
         if self.is_stopped or address in self._ending:
             raise Closed(f"proc mesh {self.name}", "it was stopped")
+        if self.detachment is not None:
+            self.detachment.check()
         if address not in self.restarting:
             self.restarting[address] = task = self.domain.start_task(self._restart(rank, address))
             task.add_done_callback(lambda _: self.restarting.pop(address, None))
@@ -166,6 +168,8 @@ class Allocation:
 
     async def stop(self, addresses: Sequence[int], reason: str) -> None:
         """End procs in order: teardown hooks, TERM, KILL. Waits until all are gone."""
+        if self.detachment is not None:
+            self.detachment.check()
         self._ending.update(addresses)
         restarts = [self.restarting[address] for address in addresses if address in self.restarting]
         for restart in restarts:  # else what is stopped now would come back

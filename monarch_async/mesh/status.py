@@ -9,12 +9,15 @@ does not is ``blocked``: an endpoint holds its loop. What the agent knows withou
 
 import asyncio
 import io
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_async.control.controller import Requests
 from monarch_async.ids import address, format_address
+from monarch_async.mesh.detached_status import DetachedStatus, merge_leases
+from monarch_async.mesh.duration import format_age
 from monarch_async.mesh.resource_status import ResourceStatus, parse_resources
 
 if TYPE_CHECKING:
@@ -94,7 +97,10 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """A host: ``load`` is the mean number of runnable threads in the last minute; ``placed`` what placements hold."""
+    """A host: ``load`` is the mean number of runnable threads in the last minute; ``placed`` what placements hold.
+
+    ``detached``: leases that have procs here; their ranks on hosts that were not asked count as gone.
+    """
 
     name: str
     url: str
@@ -105,6 +111,7 @@ class HostStatus:
     procs: tuple[ProcStatus, ...]
     store: StoreStatus
     placed: ResourceStatus
+    detached: tuple[DetachedStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +149,29 @@ def parse_status(answers: Sequence[Mapping[str, Any]]) -> Status:
     for answer in answers:
         names.update({address: name for name, _, _, address in answer["guests"]})
         names.update({proc["address"]: _proc_name(proc) for proc in answer["procs"]})
-    return Status(tuple(_host(answer, names) for answer in answers))
+    rows: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for answer in answers:
+        for row in answer["leases"]:
+            rows[row["id"]].append(row)
+    leases = {id: merge_leases(of_one) for id, of_one in rows.items()}
+    return Status(tuple(_host(answer, names, leases) for answer in answers))
 
 
 def _proc_name(proc: Mapping[str, Any]) -> str:
     return f"{proc['mesh']}[{proc['rank']}]"
 
 
-def _host(answer: Mapping[str, Any], names: Mapping[int, str]) -> HostStatus:
+def _host(
+    answer: Mapping[str, Any], names: Mapping[int, str], leases: Mapping[int, DetachedStatus]
+) -> HostStatus:
     clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
     facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
     store = StoreStatus(**answer["store"], holders=tuple(StoreShare(*share) for share in answer["holders"]))
     placed = parse_resources(answer)
+    detached = tuple(leases[row["id"]] for row in answer["leases"])
     parts = tuple(_proc(proc, names) for proc in procs)
-    return HostStatus(clients=tuple(clients), procs=parts, store=store, placed=placed, **facts)
+    return HostStatus(clients=tuple(clients), procs=parts, store=store, placed=placed, detached=detached, **facts)
 
 
 def _proc(proc: Mapping[str, Any], names: Mapping[int, str]) -> ProcStatus:
@@ -185,6 +200,7 @@ def _headline(host: HostStatus) -> "Text":
         f"  {host.url}  pid {host.pid}\n",
         f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}",
         f"\n{host.placed}\n",
+        *[f"detached {lease}\n" for lease in host.detached],
         _store_line(host.store),
     )
 
@@ -234,19 +250,3 @@ def _table(host: HostStatus) -> "Table | str":
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size else ""
-
-
-def format_age(seconds: float) -> str:
-    """Return a duration in at most eight characters: ``0.42 s``, ``31 s``, ``4m 05s``, ``2h 07m``, ``3d 04h``."""
-    if seconds < 9.995:
-        return f"{seconds:.2f} s"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m {rest:02}s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h {minutes:02}m"
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02}h"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable
 
 import monarch_async as ma
 
@@ -41,6 +42,11 @@ class Counter(ma.Actor):
         return await self.child.pid.call_one()
 
     @ma.endpoint
+    async def spawn_on(self, hosts: ma.HostMesh) -> int:
+        self.child = await (await hosts.spawn_procs(name="children")).spawn("child", Counter, 100)
+        return await self.child.pid.call_one()
+
+    @ma.endpoint
     async def ask_child(self) -> int:
         return await self.child.add.call_one(1)
 
@@ -49,15 +55,30 @@ class Counter(ma.Actor):
         return await other.add.call_one(1)
 
     @ma.endpoint
+    async def ask_after(self, seconds: float, other: "Counter") -> None:
+        async def ask() -> None:
+            await asyncio.sleep(seconds)
+            await other.add.call_one(1)
+
+        self.asking = asyncio.ensure_future(ask())
+
+    @ma.endpoint
     async def fail_after(self, seconds: float) -> None:
         """Lose something that nobody looks after: this actor fails, with no call to tell of it."""
         self.lost = await (await ma.this_host().spawn_procs(name="lost")).spawn("lost", Counter)
         await self.lost.exit_after.call_one(seconds)
 
 
+async def outcome(work: Awaitable[object]) -> str:
+    try:
+        return str(await work)
+    except ma.Error as error:
+        return f"{type(error).__name__}: {error}"
+
+
 async def main(urls: list[str], name: str) -> None:
     """Detach two counters a host, and wait for orders on stdin."""
-    async with ma.attach(*urls, token=os.environ["TOKEN"]) as hosts:
+    async with ma.attach(*urls, token=os.environ["TOKEN"]) as hosts, ma.supervise(ma.ignore):
         procs = await hosts.spawn_procs({"gpus": 2}, detached=name)
         counters = await procs.spawn("counters", Counter, 10)
         plain = await (await hosts.spawn_procs(name="plain")).spawn("plain", Counter)
@@ -65,7 +86,9 @@ async def main(urls: list[str], name: str) -> None:
         print(*pids, "plain", *await plain.pid.call(), flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            print(await eval(line, {"counters": counters, "hosts": hosts, "ma": ma, "procs": procs}), flush=True)
+            known = {"counters": counters, "hosts": hosts, "ma": ma, "procs": procs, "outcome": outcome}
+            said = str(await eval(line, known))
+            print(said.replace("\n", " "), flush=True)
 
 
 if __name__ == "__main__":

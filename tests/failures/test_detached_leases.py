@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -110,6 +111,7 @@ async def test_procs_outlive_a_client_that_is_killed_and_the_next_one_owns_them(
                     await ma.cluster().adopt("train")
 
 
+@pytest.mark.slow
 async def test_they_outlive_one_that_leaves_and_one_block_of_supervision() -> None:
     async with running_agent(config=CONFIG) as agent:
         async with attached(agent) as hosts:
@@ -153,3 +155,163 @@ async def test_hosts_that_end_with_their_program_keep_nothing(hosts: ma.HostMesh
     for bad, words in [("train", "host0 ends with this program, as local_hosts"), ("", "a text of one line")]:
         with pytest.raises(ma.BadCall, match=words):
             hosts.spawn_procs(detached=bad)
+
+
+@pytest.mark.slow
+async def test_what_went_wrong_meanwhile_is_put_to_the_next_owners_policies() -> None:
+    async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
+        assert await client.do("counters.at(0).exit_after.call_one(0.5)") == "None"
+        assert await client.do("counters.at(1).fail_after.call_one(0.5)") == "None"
+        await client.kill()
+        await agent.wait_said("unowned")
+        await asyncio.sleep(0.3)  # 2 s have passed since
+        async with attached(agent):
+            [row] = await ma.cluster().detached()
+            assert (row.living, row.gone) == ((1,), (0,)) and "1 of 2 procs on h with counters" in str(row)
+            asked: list[str] = []
+
+            async def policy(failure: ma.Failure) -> bool:
+                asked.append(f"{failure.mesh.name}[{failure.rank}] {type(failure.error).__name__}")
+                await failure.mesh.restart(failure.rank)
+                return True
+
+            async with ma.supervise(policy):
+                lease = await ma.cluster().adopt("train")
+                assert asked == ["procs[0] ProcDied", "counters[1] ActorDied"]
+                died, failed = lease.failures
+                assert "exited with status 5" in str(died.error)
+                assert "lost[0], which it spawned, failed" in str(failed.error)
+                assert list(await lease.actors["counters"].add.call(0)) == [10, 10]  # made anew, with their arguments
+                asked.clear()
+                await lease.actors["counters"].at(1).exit_after.call_one(0.0)
+                async with asyncio.timeout(5):
+                    while not asked:
+                        await asyncio.sleep(0.01)
+            await lease.release()
+
+
+@pytest.mark.slow
+async def test_a_failure_from_before_ends_no_program_that_has_no_policy(wait_gone: Gone) -> None:
+    async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
+        await client.do("counters.at(0).exit_after.call_one(0.5)")
+        await client.leave()
+        await wait_gone(client.detached[:1], within=5)
+        async with attached(agent):
+            lease = await ma.cluster().adopt("train")
+            [failure] = lease.failures
+            with pytest.raises(ma.ProcDied, match="exited with status 5"):
+                await lease.actors["counters"].at(0).add.call_one(1)
+            assert await lease.actors["counters"].at(1).add.call_one(1) == 11
+            await lease.procs.restart(failure.rank)
+            assert await lease.actors["counters"].at(0).add.call_one(1) == 11
+            await lease.release()
+
+
+@pytest.mark.slow
+async def test_what_they_have_spawned_lives_as_they_do(wait_gone: Gone) -> None:
+    async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
+        child = int(await client.do("counters.at(0).spawn_one.call_one()"))
+        await client.leave()
+        await agent.wait_said("unowned")
+        async with attached(agent):
+            lease = await ma.cluster().adopt("train")
+            counters: Counter = lease.actors["counters"]  # type: ignore[assignment]
+            assert is_alive(child) and await counters.at(0).ask_child.call_one() == 101  # type: ignore[attr-defined]
+            young = await counters.at(1).spawn_one.call_one()  # type: ignore[attr-defined]
+        assert is_alive(child) and is_alive(young)
+        async with attached(agent), ma.supervise(ma.ignore):
+            lease = await ma.cluster().adopt("train")
+            await lease.actors["counters"].at(0).exit_after.call_one(0.0)
+            await wait_gone([child], within=5)
+            assert is_alive(young)
+            await lease.release()
+            await wait_gone([young], within=1)
+
+
+@pytest.mark.slow
+async def test_two_hosts_one_of_which_is_lost_while_nobody_owns_them() -> None:
+    async with running_agent(name="a", config=CONFIG) as a, contextlib.AsyncExitStack() as stack:
+        b = await stack.enter_async_context(running_agent(name="b", config=CONFIG))
+        async with a_client(a.url, b.url) as client:
+            await client.kill()
+            await a.wait_said("unowned")
+            await b.wait_said("unowned")
+            async with attached(a):  # it joins the other one by itself
+                lease = await ma.cluster().adopt("train")
+                counters: Counter = lease.actors["counters"]  # type: ignore[assignment]
+                assert [host.name for host in ma.cluster().hosts.hosts] == ["a", "b"]
+                here, there = counters.slice(hosts=0, gpus=0), counters.slice(hosts=1, gpus=0)  # type: ignore[attr-defined]
+                assert await here.ask.call_one(there) == 11 and await there.ask.call_one(here) == 11
+            await stack.aclose()
+            async with attached(a):
+                [row] = await ma.cluster().detached()
+                assert (row.hosts, row.living, row.gone) == (("a", "b"), (0, 1), (2, 3))
+                lease = await ma.cluster().adopt("train")
+                assert [(type(f.error).__name__, f.rank) for f in lease.failures] == [("HostLost", 2), ("HostLost", 3)]
+                assert list(await lease.actors["counters"].slice(hosts=0).add.call(0)) == [11, 10]
+                with pytest.raises(ma.HostLost):
+                    await lease.actors["counters"].slice(hosts=1).at(0).add.call_one(1)
+                await lease.release()
+                assert await ma.cluster().detached() == []
+
+
+@pytest.mark.slow
+async def test_actors_meet_on_another_host_for_the_first_time_while_nobody_owns_them() -> None:
+    """Agents ask clients where others are; without any they know the hosts of the lease."""
+    async with running_agent(name="a", config=CONFIG) as a, running_agent(name="b", config=CONFIG) as b:
+        async with a_client(a.url, b.url) as client:
+            assert await client.do("counters.at(0).ask_after.call_one(0.6, counters.at(2))") == "None"
+            await client.leave()
+            await a.wait_said("unowned")
+            await b.wait_said("unowned")
+            async with attached(a, b):
+                lease = await ma.cluster().adopt("train", wait=1)
+                async with asyncio.timeout(5):
+                    while await lease.actors["counters"].at(2).add.call_one(0) != 11:
+                        await asyncio.sleep(0.02)
+                await lease.release()
+
+
+@pytest.mark.slow
+async def test_a_client_that_was_frozen_for_too_long_learns_that_it_is_the_owner_no_longer() -> None:
+    async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
+        assert await client.do("hosts.status()") != ""
+        client.process.send_signal(signal.SIGSTOP)
+        await agent.wait_said("unowned")
+        async with attached(agent):
+            lease = await ma.cluster().adopt("train")
+            client.process.send_signal(signal.SIGCONT)
+            words = f"its owner no longer; client {os.getpid()} has adopted it"
+            async with asyncio.timeout(20):
+                while words not in (said := await client.do("outcome(procs.restart(0))")):
+                    assert said.startswith(("HostLost", "NotHolder")), said
+            for order in ("procs.stop()", "procs.restart(1)"):
+                assert words in await client.do(f"outcome({order})")
+            assert list(await lease.actors["counters"].add.call(1)) == [11, 11]
+            assert list(await lease.actors["counters"].pid.call()) == client.detached
+            await lease.release()
+
+
+@pytest.mark.slow
+async def test_the_status_shows_them_and_the_shell_releases_them(wait_gone: Gone) -> None:
+    async def run(*arguments: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "monarch_async.cli.main", *arguments,
+            env={**os.environ, "MONARCH_ASYNC_TOKEN": TOKEN}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        return process.returncode or 0, out.decode()
+
+    async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
+        code, said = await run("release", "train", agent.url)
+        assert (code, f"held by client {client.process.pid}" in said) == (1, True), said
+        await client.leave()
+        await agent.wait_said("unowned")
+        code, said = await run("status", agent.url)
+        assert code == 0 and "detached train: 2 of 2 procs on h with counters" in said and "unowned for" in said, said
+        code, said = await run("release", "trian", agent.url)
+        assert code == 1 and "no detached lease 'trian' on these hosts; there are: train" in said
+        assert await run("release", "train", agent.url) == (0, "released train on 1 host\n")
+        await wait_gone(client.detached, within=1)
+        code, said = await run("release", "train", agent.url)
+        assert code == 1 and "there is none at all" in said
