@@ -24,6 +24,9 @@ from monarch_async.transport.dial import own_host
 from monarch_async.wire.auth import Agreed
 from monarch_async.wire.link import Link
 
+#: Why one who says that this is his first session is not let in.
+ALREADY = "has a session here already"
+
 log = logging.getLogger("monarch_async.agent")
 
 
@@ -103,6 +106,8 @@ class Guests:
             answer["received"] = link.received_count
         elif who["received"] is not None:
             raise HandshakeRefused("no such session: its lease has run out, or this agent was restarted")
+        elif said.get("is_first") and any(known.connection.address == who["address"] for known in self):
+            raise HandshakeRefused(f"{who['name']} {ALREADY}")  # its own mistake: the session it has goes on
         self._admitted = who, guest
         return msgpack.packb(answer)
 

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakSet
 
 from monarch_async.config import Config
+from monarch_async.control.guests import ALREADY
 from monarch_async.control.host import Host
 from monarch_async.control.host_watch import HostWatch
 from monarch_async.control.membership import Action, HostEvent, Membership
@@ -78,6 +79,7 @@ class HostLinks:
         self._links: dict[int, HostLink] = {}
         self._parts: list[dict[int, HostLink]] = [{} for _ in range(_PARTS)]
         self._next_part = itertools.cycle(range(_PARTS))
+        self._dialled: set[str] = set()  # where we have had a session: what is left of it there may be ended
         self._losses: deque[tuple[HostLink, str]] = deque()
         self._is_telling = False
         self._returns: dict[int, asyncio.Task[None]] = {}  # of lost hosts
@@ -123,16 +125,21 @@ class HostLinks:
 
     async def _open_all(self, urls: Sequence[str], token: bytes) -> list[Session]:
         """All or none."""
+        living = {event.host.url for event in self.members if event.kind != "lost"}
+        if taken := living.intersection(urls):
+            raise ValueError(f"{taken.pop()} is a host of this program already")
         sessions = [self._session(url, token) for url in urls]
         dials = [self._loop.create_task(session.open()) for session in sessions]
         try:
             await asyncio.gather(*dials)
-        except BaseException:
+        except BaseException as error:
             for dial in dials:
                 dial.cancel()
             await asyncio.gather(*dials, return_exceptions=True)
             for session in sessions:
                 await session.aclose()
+            if isinstance(error, HandshakeRefused) and ALREADY in error.reason:
+                raise ValueError(f"one of {', '.join(urls)} is a host of this program already") from error
             raise
         return sessions
 
@@ -140,12 +147,14 @@ class HostLinks:
         parsed = Url.parse(url)
         self._tls.check(parsed)
         lost, doubt = self._session_lost, self._doubt
-        return Session(self._router, parsed, token, self._info, self._config, lost, self._tls, on_doubt=doubt)
+        info = {**self._info, "is_first": url not in self._dialled}
+        return Session(self._router, parsed, token, info, self._config, lost, self._tls, on_doubt=doubt)
 
     async def _enter(self, link: HostLink) -> None:
         """A session is open: make use of it. Raises HostLost, or the Error of an agent that refuses."""
         id = link.host.id
         self._stop_dialling(id)
+        self._dialled.add(link.host.url)
         self._links[id] = self._parts[id % _PARTS][id] = link
         had_life = self._router.add_uplink(id, link.session.connection)
         self._tell(self.members.join(link.host))

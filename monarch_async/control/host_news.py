@@ -6,6 +6,7 @@
     settle []                    a client is back: answered once nothing is left of its former life here, and those to
                                  whom this agent has sessions are sure to know them
     emptied []                   answered once no proc of a client runs here
+    ended []                     to clients and agents: this agent ends, in order; not answered
     stop_all [reason, grace]     ends all procs of a client, in order; answered when they are gone
 """
 
@@ -13,12 +14,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgpack
+
 from monarch_async.control.guests import Guests
 from monarch_async.control.inquiries import Inquiries
 from monarch_async.control.peers import Peers
 from monarch_async.control.worker import Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Error, HostLost
+from monarch_async.ids import host_of
+from monarch_async.wire.frame import CONTROL, pack_frame
+
+#: Why a host is lost whose agent has said so itself.
+ENDED = "its agent has ended"
 
 Reply = Callable[[int, int, object], None]
 
@@ -42,6 +50,7 @@ class HostNews:
         self.remembered: Callable[[int], tuple[str, str] | None] = lambda host: None
         self._epoch = 0
         self.operations: dict[str, Callable[..., None]] = {
+            "ended": lambda src, call: self.peers.lose(host_of(src), ENDED),
             "host_lost": lambda src, call, host: self.peers.forget(host),
             "renewed": lambda src, call, host, epoch: self._when(src, call, self.peers.renew(host, epoch)),
             "settle": lambda src, call: self._when(src, call, self._settle(self._procs_of(src))),
@@ -64,6 +73,13 @@ class HostNews:
         if (found := self.remembered(host)) is not None:
             return found
         raise HostLost(name, why)
+
+    def say_end(self, own: int) -> None:
+        """Tell who is here that this agent, of that address, ends: they need not wait for it to come back."""
+        request = msgpack.packb(["ended"])
+        for guest in self._guests:
+            there = guest.connection
+            there.send(pack_frame(CONTROL, 0, there.address, own, 0, 0, b"", request))
 
     def was_frozen(self, why: str) -> None:
         """This agent was frozen for so long that everybody has given it up: it begins anew."""

@@ -35,6 +35,11 @@ class Victim(ma.Actor):
         return self.seen
 
     @ma.endpoint
+    async def keep(self, value: object) -> ma.Ref:
+        """Put it into the store of this host."""
+        return await ma.put(value)
+
+    @ma.endpoint
     async def wait_forever(self) -> None:
         await asyncio.Event().wait()
 

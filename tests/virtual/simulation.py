@@ -403,6 +403,11 @@ class Simulation:
             await listening.aclose()
             await self.agents[index].aclose()
 
+    async def stop_agents(self) -> None:
+        """End all of them, those too that were started later."""
+        for index in range(len(self.agents)):
+            await self.stop_agent(index)
+
     async def crash(self, index: int) -> None:
         """An agent's process is killed: its sockets break at once, its procs end."""
         self.net.unplug(f"agent{index}")
@@ -467,8 +472,8 @@ async def cluster(
     loop.set_exception_handler(lambda loop, context: said.append(context))
     with as_processes(simulation):
         async with asyncio.timeout(patience), AsyncExitStack() as stack:
+            stack.push_async_callback(simulation.stop_agents)
             for index in range(hosts):
-                stack.push_async_callback(simulation.stop_agent, index)
                 await simulation.start_agent(index)
             urls = [simulation.url(index) for index in range(hosts)]
             async with ma.attach(*urls, token=TOKEN, config=config) as simulation.hosts:
