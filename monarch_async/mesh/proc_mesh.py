@@ -123,8 +123,8 @@ class Allocation:
 
         async def answers() -> None:
             failures: dict[int, str] = {}
-            for answer in asked:
-                failures.update(await answer)
+            for answer in await asyncio.gather(*asked):  # that of each host is looked at, though another has failed
+                failures.update(answer)
             for rank, address in enumerate(self.addresses):
                 reason = failures.get(proc_of(address))
                 if reason is not None:

@@ -1,6 +1,7 @@
 """Windows, heartbeats and leases, to the exact virtual second; and bounds that hold at every moment."""
 
 import asyncio
+import gc
 import signal
 from dataclasses import replace
 from typing import Any
@@ -387,6 +388,31 @@ def test_an_agent_that_is_ending_starts_nothing() -> None:
                 await members(world)
             await ending
             await world.settle()
+
+    simulation.run(main())
+
+
+def test_a_spawn_on_hosts_that_are_lost_together_fails_once() -> None:
+    """What the second one answered was looked at by nobody."""
+
+    async def main() -> None:
+        async with cluster(2) as world:
+            failed: list[ma.Failure] = []
+
+            async def note(failure: ma.Failure) -> bool:
+                failed.append(failure)
+                return True
+
+            async with ma.supervise(note):
+                procs = world.hosts.spawn_procs()
+                for index in (0, 1):
+                    world.net.unreachable.add(f"agent{index}")
+                    world.net.cut(f"agent{index}")
+                with pytest.raises(ma.HostLost):
+                    await procs
+                await world.settle()
+                assert not [str(failure) for failure in failed if "request spawn" in str(failure)]
+                gc.collect()
 
     simulation.run(main())
 
