@@ -36,8 +36,15 @@ def nap(seconds: float) -> float:
     return seconds
 
 
-async def test_results_as_they_finish(hosts: ma.HostMesh) -> None:
-    assert [value async for value in ma.map_unordered(nap, [0.3, 0.15, 0.0], limit=3)] == [0.0, 0.15, 0.3]
+async def test_results_as_they_finish(hosts: ma.HostMesh, tmp_path: Path) -> None:
+    def after_the_next(number: int) -> int:
+        """Return when the one of the next number has."""
+        while number < 2 and not (tmp_path / str(number + 1)).exists():
+            time.sleep(0.005)
+        (tmp_path / str(number)).touch()
+        return number
+
+    assert [value async for value in ma.map_unordered(after_the_next, range(3), limit=3)] == [2, 1, 0]
     assert [value async for value in ma.map_unordered(add, [])] == []
     assert sorted([value async for value in ma.map_unordered(add, range(300))]) == list(range(1, 301))
 
