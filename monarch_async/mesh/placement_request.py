@@ -35,7 +35,8 @@ class PlacementRequest:
         self._placement: Placement | None = None
         self._arrival: asyncio.Future[Placement] = domain.router.loop.create_future()
         self._scope: Scope | None = None
-        self._is_used = False
+        self._is_used = self._has_arrived = False
+        self._recalled_by = ""
 
     def __await__(self) -> Generator[Any, None, Placement]:
         return self._arrive().__await__()
@@ -66,10 +67,16 @@ class PlacementRequest:
         self._domain.belongings.add(self)
         try:
             self._domain.placer.ask(self._id, self._demand, self)
-            return await self._arrival
+            placement = await self._arrival
         except BaseException:
+            if self._placement is not None:
+                self._placement.is_released = True
             self._give_back()
             raise
+        self._has_arrived = True
+        if self._recalled_by:
+            self.take_recall(self._recalled_by)
+        return placement
 
     def _give_back(self) -> None:
         self._domain.belongings.discard(self)
@@ -102,8 +109,10 @@ class PlacementRequest:
         self._placement.lost |= frozenset(bundles)
 
     def take_recall(self, by: str) -> None:
-        """It is asked back; who has just got it is to say first what it does then."""
-        self._domain.router.loop.call_soon(self._recall, by)
+        """It is asked back. Who gets it just now is to say first what it does then."""
+        self._recalled_by = by
+        if self._has_arrived:
+            self._domain.router.loop.call_soon(self._recall, by)
 
     def _recall(self, by: str) -> None:
         placement = self._placement
