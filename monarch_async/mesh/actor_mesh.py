@@ -61,7 +61,7 @@ class ActorGroup:
         group = cls.__new__(cls)
         group._set(domain, procs, mesh.name, mesh.identity)
         group._order, group._recipe = order, None
-        group.mesh = mesh.owned_by(group)
+        group.mesh = mesh  # which finds its group once that is enlisted
         group._enlist()
         group.ready = domain.router.loop.create_future()
         group.ready.set_result(None)
@@ -187,11 +187,6 @@ class ActorMesh(Sliced):
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, None)
         return type(self), facts
-
-    def owned_by(self, group: ActorGroup) -> "ActorMesh":
-        """Return the same actors, as this process may stop and restart them."""
-        facts = (self.name, self._actor_id, self.interface, self._members, self._max_concurrency, self.region, group)
-        return type(self)(*facts)
 
     @property
     def identity(self) -> int:
