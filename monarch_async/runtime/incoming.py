@@ -16,12 +16,14 @@ from monarch_async.wire.frame import (
     BUFFERS,
     CALL,
     CANCEL,
+    CAST,
     CHUNK,
     CHUNKED,
     CREDIT,
     FAILED,
     HEADER,
     HEADER_SIZE,
+    LEASE,
     LONG_CONTROL,
     PING,
     RELEASED,
@@ -109,8 +111,10 @@ class Incoming:
             self._delivery.after_held(src, target, lambda: self._take_cancel(src, target, call))
         elif kind == CREDIT:
             self._take_credit(src, flags, target, call, payload)
-        else:
+        elif CAST < kind <= LEASE:
             self._router.on_other(kind, flags, src, target, call, control, payload)
+        else:  # it may have been anything: to go on would leave out what somebody waits for
+            raise BadFrame(f"unknown kind {kind}")
 
     def _take_in_turn(self, src: int, flags: int, target: int, rank: int, control: bytes, payload: bytes) -> None:
         """Take a reply that has buffers, or that comes after one which is still on its way (D4)."""
