@@ -148,15 +148,23 @@ class Labours:
                     status = await active_domain().requests.ask(address(host.id, AGENT), "status")
                     self.chronicle.note(f"{host.name}: {pformat(status, width=200)}")
 
-    async def _clerks(self, name: str) -> tuple[ma.ProcMesh, Any]:
-        procs = await ma.cluster().hosts.spawn_procs({"n": 1}, name=name.replace(" ", ""))
-        return procs, await procs.spawn(f"clerks{name.replace(' ', '')}", Clerk)
+    @asynccontextmanager
+    async def _clerks(self, name: str) -> AsyncIterator[Any]:
+        """A clerk on every host there is."""
+        short = name.replace(" ", "")
+        procs = ma.cluster().hosts.spawn_procs({"n": 1}, name=short)
+        try:
+            yield await procs.spawn(f"clerks-{short}", Clerk)
+        finally:
+            try:
+                await procs.stop()
+            except ma.Error as error:
+                self.chronicle.note(f"stop {procs}: {type(error).__name__}: {str(error)[:100]}")
 
     async def calls(self, name: str) -> None:
         """L2. Calls, casts, and calls from one to another, until something fails."""
-        procs, clerks = await self._clerks(name)
-        totals = [0] * clerks.size
-        try:
+        async with self._clerks(name) as clerks:
+            totals = [0] * clerks.size
             while not self._is_over:
                 rank = self.dice.randrange(clerks.size)
                 amounts = [self.dice.randint(1, 9) for _ in range(20)]
@@ -172,18 +180,13 @@ class Labours:
                 crc, other = zlib.crc32(block(seed, size)), clerks.at(self.dice.randrange(clerks.size))
                 assert await clerks.at(rank).digest.call_one(block(seed, size)) == crc
                 assert await clerks.at(rank).ask.call_one(other, seed, size) == crc
-        finally:
-            await self._stop(procs)
 
     async def streams(self, name: str) -> None:
-        procs, clerks = await self._clerks(name)
-        try:
+        async with self._clerks(name) as clerks:
             while not self._is_over:
                 rank, limit = self.dice.randrange(clerks.size), self.dice.choice([1, 50, 400])
                 items = [item async for item in clerks.at(rank).count.stream_one(limit)]
                 assert items == list(range(limit))
-        finally:
-            await self._stop(procs)
 
     async def tasks(self, name: str) -> None:
         numbers = [self.dice.randrange(1000) for _ in range(30)]
@@ -211,8 +214,7 @@ class Labours:
 
     async def objects(self, name: str) -> None:
         """Values that are shared, of the client and of an actor."""
-        procs, clerks = await self._clerks(name)
-        try:
+        async with self._clerks(name) as clerks:
             while not self._is_over:
                 seed, size = self.dice.randrange(1000), self.dice.choice([1000, 500_000, 8_000_000])
                 crc = zlib.crc32(block(seed, size))
@@ -223,19 +225,14 @@ class Labours:
                 assert zlib.crc32(await theirs) == crc
                 assert set(await clerks.digest_of.call(theirs)) == {crc}
                 del theirs
-        finally:
-            await self._stop(procs)
 
     async def offers(self, name: str) -> None:
         """Memory that is read from afar."""
-        procs, clerks = await self._clerks(name)
-        try:
+        async with self._clerks(name) as clerks:
             while not self._is_over:
                 seed, size = self.dice.randrange(1000), self.dice.choice([1000, 8_000_000])
                 handle = await clerks.at(self.dice.randrange(clerks.size)).offer.call_one(seed, size)
                 assert (await handle.fetch()).tobytes() == block(seed, size)
-        finally:
-            await self._stop(procs)
 
     async def locks(self, name: str) -> None:
         """L3. The home of the lock may be lost meanwhile: then it is no longer ours, and that is said at the end."""
@@ -255,9 +252,3 @@ class Labours:
                 await asyncio.sleep(self.dice.uniform(0, 0.05))
             finally:
                 inside.discard(token)
-
-    async def _stop(self, procs: ma.ProcMesh) -> None:
-        try:
-            await procs.stop()
-        except ma.Error as error:
-            self.chronicle.note(f"stop {procs}: {type(error).__name__}")
