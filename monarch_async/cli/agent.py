@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_async.cli.tls_arguments import add_tls_arguments, config_of
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import TOKEN_VARIABLE, take_token
-from monarch_async.control.declared import add_resource_options, declared_by
+from monarch_async.control.resource_options import add_resource_options, declared_by
 from monarch_async.errors import Error
 from monarch_async.transport.loop import run_loop
 from monarch_async.transport.url import Url

@@ -29,9 +29,9 @@ Reading order
   ``host_store.py``, ``store_memory.py``, ``store_pull.py``  and done
 - ``coordination.py``, ``coordination_asks.py``, ``permits.py``, ``flag.py``, ``barrier.py``, ``item_queue.py``  locks,
   queues and the like, decided; ``host_coordination.py``  and done
-- ``inventory.py``, ``declared.py``  what a host has to place on; ``ledger.py`` (pure), ``reservations.py``  who holds
-  what of it; ``placer.py``, ``booking.py``, ``holder.py``, ``remote_placer.py``, ``placement_messages.py``  the
-  client's scheduler, and who asks it; ``detached.py`` (pure), ``host_leases.py``  procs that outlive their client
+- ``inventory.py``, ``declared.py``, ``resource_options.py``  what a host has to place on; ``ledger.py``,
+  ``reservations.py``  who holds what; ``placer.py``, ``booking.py``, ``holder.py``, ``remote_placer.py``,
+  ``placement_messages.py``  the client's scheduler; ``detached.py``, ``host_leases.py``  procs that outlive a client
 - ``uploads.py``  arguments that several procs were sent; ``inquiries.py``, ``refusal.py``  what agents ask, and refuse
 - ``controller.py``  the client's side: ``host_links.py`` (sessions), ``membership.py``, ``host.py`` (what hosts there
   are), ``host_watch.py`` (who follows that), ``directory.py`` and ``host_news.py`` (what agents hear of it)

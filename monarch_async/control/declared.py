@@ -8,12 +8,8 @@ The variable ``MONARCH_ASYNC_RESOURCES`` holds the same, for agents that are sta
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from monarch_async.scheduler.resources import Resources
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 RESOURCES_VARIABLE = "MONARCH_ASYNC_RESOURCES"
 
@@ -41,29 +37,6 @@ class Declared:
         )
 
 
-def add_resource_options(parser: "ArgumentParser") -> None:
-    """Add the options to a command."""
-    group = parser.add_argument_group("resources", "what may be placed here; by default what is found on this machine")
-    group.add_argument("--cpus", type=parse_amount, metavar="N", help="may be a fraction")
-    group.add_argument(
-        "--gpus", type=parse_gpus, metavar="N|ID,ID",
-        help="how many, or the ids that CUDA_VISIBLE_DEVICES takes (of a single one: ID,)",
-    )  # fmt: skip
-    group.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="bytes, or 64G, 512M (powers of 1024)")
-    group.add_argument(
-        "--label", type=parse_label, action="append", default=[], metavar="NAME=VALUE", help="what demands may ask for"
-    )
-    group.add_argument(
-        "--resource", type=parse_custom, action="append", default=[], metavar="NAME=AMOUNT",
-        help="anything else that is used up",
-    )  # fmt: skip
-
-
-def declared_by(options: "Namespace") -> Declared:
-    """Return what the options say."""
-    return Declared(options.cpus, options.gpus, options.memory, dict(options.label), dict(options.resource))
-
-
 def as_options(resources: Resources) -> list[str]:
     """Return options that declare exactly this."""
     options = ["--cpus", f"{resources.cpus!r}", "--memory", str(resources.memory)]
@@ -77,9 +50,12 @@ def as_options(resources: Resources) -> list[str]:
 
 def parse_amount(text: str) -> float:
     """Return an amount. Raises ValueError."""
-    amount = float(text)
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
     if not 0 <= amount < float("inf"):
-        raise ValueError(f"{text!r} is no amount")
+        raise ValueError(f"{text!r} is no amount of 0 or more")
     return amount
 
 

@@ -5,20 +5,18 @@ Devices come from the driver, by its library (NVML) or by ``nvidia-smi``, where 
 seconds, or hang, so it is asked in a thread or a process, and given up after `PATIENCE`.
 """
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
 import logging
 import os
-import shlex
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from monarch_async.control.declared import RESOURCES_VARIABLE, Declared, add_resource_options, declared_by
+from monarch_async.control.declared import Declared
+from monarch_async.control.resource_options import declared_in
 from monarch_async.scheduler.resources import Resources
 
 log = logging.getLogger("monarch_async.agent")
@@ -60,19 +58,6 @@ async def find_resources(
         said.labels,
         said.custom,
     )
-
-
-def declared_in(environ: Mapping[str, str]) -> Declared:
-    """Return what the environment declares. Raises ValueError."""
-    text = environ.get(RESOURCES_VARIABLE, "")
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ValueError(f"{RESOURCES_VARIABLE}={text!r}: {message}")
-
-    parser = Parser(add_help=False, allow_abbrev=False)
-    add_resource_options(parser)
-    return declared_by(parser.parse_args(shlex.split(text)))
 
 
 # -- cpus and memory ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from monarch_async.control.agent_process import serve_agent
 from monarch_async.control.cluster_token import take_token
-from monarch_async.control.declared import add_resource_options, declared_by
+from monarch_async.control.resource_options import add_resource_options, declared_by
 from monarch_async.errors import Error
 from monarch_async.transport.loop import run_loop
 from monarch_async.transport.url import Url

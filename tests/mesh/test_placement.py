@@ -141,6 +141,7 @@ async def test_the_devices_of_a_bundle_are_divided_among_its_procs(hosts: ma.Hos
             placement.spawn_procs({"bundles": 2})
 
 
+@pytest.mark.slow
 async def test_a_share_of_a_device_is_had_by_all_procs_of_its_bundle(hosts: ma.HostMesh) -> None:
     async with ma.cluster().place(demand(2, gpus=0.5)) as placement:
         assert [spot.gpus for spot in placement.spots] == [("0",), ("0",)]
@@ -168,6 +169,7 @@ async def test_what_is_asked_for_by_hand_wins(hosts: ma.HostMesh) -> None:
         assert [(env["RANK"], env["MORE"], env["WORLD_SIZE"]) for env in seen] == [("r0", "x", "2"), ("r1", "x", "2")]
 
 
+@pytest.mark.slow
 async def test_meshes_of_some_bundles_have_ranks_and_a_meeting_place_of_their_own(hosts: ma.HostMesh) -> None:
     async with ma.cluster().place(demand(4, strategy="spread")) as placement:
         names = [spot.host.name for spot in placement.spots]
@@ -266,14 +268,15 @@ async def test_a_body_that_is_cancelled_gives_back(hosts: ma.HostMesh) -> None:
 
 
 async def test_a_release_that_is_cancelled_gives_back_all_the_same(hosts: ma.HostMesh) -> None:
-    placement = await ma.cluster().place(demand(2))
-    await placement.spawn_procs()
+    placement = await ma.cluster().place(demand(4, gpus=1))
+    pids = (await (await probes_on(placement)).pid.call()).values()
     release = asyncio.create_task(placement.release())
     await asyncio.sleep(0)
     release.cancel()
     with pytest.raises(asyncio.CancelledError):
         await release
-    await wait_balanced(hosts)  # the agents end the procs
+    async with ma.cluster().place(demand(gpus=1)):  # the agents have ended the procs before
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
@@ -307,6 +310,7 @@ async def test_a_death_in_the_block_ends_its_body_and_is_raised_by_it(hosts: ma.
             await asyncio.sleep(60)
 
 
+@pytest.mark.slow
 async def test_policies_around_the_block_handle_its_failures(hosts: ma.HostMesh) -> None:
     async with ma.supervise(ma.restart(1, backoff=0.01)), ma.cluster().place(demand(2, gpus=1)) as placement:
         probes = await probes_on(placement)
@@ -352,6 +356,7 @@ async def test_an_actors_placement_ends_with_the_actor(hosts: ma.HostMesh) -> No
     await procs.stop()
 
 
+@pytest.mark.slow
 async def test_what_a_worker_holds_and_waits_for_ends_when_it_is_killed(hosts: ma.HostMesh) -> None:
     async with ma.supervise(ma.ignore):
         procs = await hosts.slice(hosts=1).spawn_procs(name="outer")
@@ -401,6 +406,7 @@ async def test_a_preemptible_block_is_ended_for_a_higher_priority(hosts: ma.Host
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 async def test_an_actors_preemptible_block_is_ended_too(hosts: ma.HostMesh) -> None:
     procs = await hosts.slice(hosts=1).spawn_procs(name="outer")
     probe = await procs.spawn("probe", Probe)
@@ -412,6 +418,7 @@ async def test_an_actors_preemptible_block_is_ended_too(hosts: ma.HostMesh) -> N
     await procs.stop()
 
 
+@pytest.mark.slow
 async def test_a_placement_without_a_block_that_is_preempted_fails_its_owner(hosts: ma.HostMesh) -> None:
     placement = None
     with pytest.raises(ma.Preempted, match="low was preempted by high"):
