@@ -66,6 +66,8 @@ from monarch_async.mesh.stream import Stream
 from monarch_async.mesh.transfers import transfers
 from monarch_async.mesh.transports import transports
 from monarch_async.mesh.value_mesh import ValueMesh
+from monarch_async.pools.pool import ActorPool
+from monarch_async.pools.status import PoolStatus
 from monarch_async.ranks import Extent, Point
 from monarch_async.remote_error import RemoteError
 from monarch_async.rl.weights import WeightPublisher, WeightSubscriber
@@ -90,6 +92,7 @@ __all__ = [
     "Actor",
     "ActorDied",
     "ActorMesh",
+    "ActorPool",
     "AxisError",
     "Backpressure",
     "BadCall",
@@ -137,6 +140,7 @@ __all__ = [
     "Placement",
     "Point",
     "Poisoned",
+    "PoolStatus",
     "Port",
     "Preempted",
     "ProcDied",
