@@ -251,9 +251,10 @@ class FaultProxy:
             if piece.is_frame:
                 await self._pass_frame(direction, piece.data, writer)
             else:
-                writer.write(piece.data)
+                _write(writer, piece.data)
                 await writer.drain()
-        writer.write_eof()
+        if not writer.is_closing():
+            writer.write_eof()
 
     async def _pass_frame(self, direction: Direction, data: bytes, writer: asyncio.StreamWriter) -> None:
         while self._freeze_before_next(direction):
@@ -275,7 +276,7 @@ class FaultProxy:
                     pass  # done above
                 case other:
                     assert_never(other)
-        writer.write(data)
+        _write(writer, data)
         if not is_cut:
             self.frames[direction] = number
             self._announce()
@@ -320,6 +321,13 @@ class _Line:
             self._room.set()
         else:
             self._room.clear()
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Raises ConnectionResetError where that side has gone: its reader may have ended before, and have said nothing."""
+    if writer.is_closing():
+        raise ConnectionResetError
+    writer.write(data)
 
 
 def _inverted_at(offset: int, frame: bytes) -> bytes:
