@@ -194,6 +194,7 @@ class Labours:
         for n, answer in zip(numbers, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             if isinstance(answer, ma.Lost):
                 self.failed[f"task {type(answer).__name__}"] += 1
+                self.chronicle.note(f"{name}, of {n}: {type(answer).__name__}: {str(answer)[:300]}")
             elif isinstance(answer, BaseException):
                 raise answer
             else:
