@@ -31,6 +31,9 @@ from monarch_async.transport.url import Url
 #: Pauses between dials of a lost host.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
+#: How far pauses differ between hosts, so that many that were lost together are not dialled together.
+_SPREAD = 0.25
+
 #: How long the news of an agent's exit may take after its connection has closed.
 _OBITUARY = 0.1
 
@@ -318,9 +321,9 @@ class HostLinks:
             session.lose(f"it came back and did not get ready: {error}")  # and is dialled again
 
     async def _reach(self, lost: HostLink) -> Session:
-        pause = _FIRST_PAUSE
+        pause, spread = _FIRST_PAUSE, 1 - _SPREAD * (lost.host.id % 256) / 255
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * spread)
             pause = min(2 * pause, _LONGEST_PAUSE)
             session = self._session(lost.host.url, lost.token)
             try:

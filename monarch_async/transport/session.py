@@ -29,6 +29,9 @@ from monarch_async.wire.link import Link
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
+#: How far pauses differ between sessions, so that many that broke together are not dialled together.
+_SPREAD = 0.25
+
 
 class Session:
     """Dial ``url`` and keep the connection. ``consumer`` takes the frames; `connection_down` must call `went_down`."""
@@ -53,7 +56,9 @@ class Session:
         self._token, self._tls, self._on_lost, self._on_doubt = token, tls, on_lost, on_doubt
         self.doubt = ""  #: why it is in doubt; empty: it is not
         self._loop = asyncio.get_running_loop()
-        self._info = {**info, "session": os.urandom(16), "to": address}
+        id = os.urandom(16)
+        self._info = {**info, "session": id, "to": address}
+        self._spread = 1 - _SPREAD * id[0] / 255
         self._redialling: asyncio.Task[None] | None = None
         self.heard_at = self._ticked_at = self._loop.time()
         self.peer: dict[str, Any] = {}
@@ -91,7 +96,7 @@ class Session:
             except (LinkBroken, HandshakeRefused) as error:
                 if self.is_lost or _is_final(error) or self._loop.time() + pause > until:
                     raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * self._spread)
             pause = min(2 * pause, _LONGEST_PAUSE)
         try:
             self.peer = _parse_info(agreed.info)
@@ -183,7 +188,7 @@ class Session:
                     if self._redialling is None:  # that socket is still there
                         self._set_doubt("")
                     return
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause * self._spread)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         except (LinkBroken, BadFrame, HandshakeRefused) as error:
             self.lose(str(error))
