@@ -260,23 +260,3 @@ async def test_a_pool_comes_back_as_itself(hosts: ma.HostMesh) -> None:
 
     async with ma.ActorPool(Engine) as pool:
         assert pickle.loads(pickle.dumps(pool)) is pool
-
-
-@pytest.mark.slow
-async def test_it_asks_for_hosts_where_there_is_no_room() -> None:
-    async with ma.local_hosts(resources=ma.Resources(cpus=1)):
-        asked = 0
-
-        async def grow() -> None:
-            nonlocal asked
-            asked += 1
-            await ma.cluster().grow(1, ma.Resources(cpus=2))
-
-        async with ma.ActorPool(Engine, min=3, max=3, grow=grow) as pool:
-            assert len({await replica.pid.call_one() for replica in pool.replicas}) == 3
-        assert asked == 1
-        asked = 0
-        with pytest.raises(ma.Unschedulable):
-            async with ma.ActorPool(Engine, bundle=ma.Bundle(gpus=1), grow=grow):
-                raise AssertionError
-        assert asked == 1
