@@ -39,7 +39,7 @@ def _reasons(
     lines = [_short(record, accounts, now)]
     before = [waiter for waiter in dispatch.waiting if waiter.order < record.order]
     if before:
-        named = ", ".join(f"{waiter.demand.name} #{waiter.id}" for waiter in before[:BEFORE])
+        named = ", ".join(called(waiter.demand.name, waiter.id) for waiter in before[:BEFORE])
         lines.append(f"before it: {named}{_more(len(before) - BEFORE)}")
     behind = sum(1 for waiter in dispatch.waiting if waiter.order > record.order)
     if behind:
@@ -48,7 +48,7 @@ def _reasons(
     if kept:
         lines.append(f"what frees is kept for it on {', '.join(kept[:8])}{_more(len(kept) - 8)}")
     if record.expected and accounts.recalled:
-        asked = ", ".join(f"{other.demand.name} #{other.id}" for other in list(accounts.recalled.values())[:BEFORE])
+        asked = ", ".join(called(other.demand.name, other.id) for other in list(accounts.recalled.values())[:BEFORE])
         lines.append(f"asked back: {asked}{_more(len(accounts.recalled) - BEFORE)}")
     return lines
 
@@ -102,8 +102,13 @@ def table(holdings: Holdings) -> str:
     return "\n".join(lines)
 
 
+def called(name: str, id: int) -> str:
+    """Return what a placement is called: its name, and of its id, which no other process may use, the last digits."""
+    return f"{name} #{id % 10_000}"
+
+
 def _left(free: str, whole: str) -> str:
-    return f"{free} of {whole} free"
+    return f"{free} of {whole} free" if whole.split()[0] != "0" else "none"
 
 
 def _holders(host: HostHoldings) -> str:
@@ -118,7 +123,7 @@ def _holders(host: HostHoldings) -> str:
 
 
 def _holder(name: str, state: str, entries: Sequence[tuple[int, Need]]) -> str:
-    who = f"{name} #{entries[0][0]}" if len(entries) == 1 else f"{len(entries)} x {name}"
+    who = called(name, entries[0][0]) if len(entries) == 1 else f"{len(entries)} x {name}"
     return f"{who}{f' ({state})' if state else ''}: {words(together(need for _, need in entries))}"
 
 

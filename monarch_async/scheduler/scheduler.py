@@ -68,7 +68,7 @@ from monarch_async.scheduler.events import (
     Warn,
     Withdraw,
 )
-from monarch_async.scheduler.explanation import explanation, table
+from monarch_async.scheduler.explanation import called, explanation, table
 from monarch_async.scheduler.holdings import Holdings, Waiter, host_holdings
 from monarch_async.scheduler.placement_record import PlacementRecord
 from monarch_async.scheduler.recall import Recalls
@@ -146,7 +146,7 @@ class Scheduler:
         if self._dispatch.wants_keeps:
             self._turn(set(), now)
         for record, waiter in self._recalls.choose(now):
-            self._commands.append(Recall(record.id, f"{waiter.demand.name} #{waiter.id}"))
+            self._commands.append(Recall(record.id, called(waiter.demand.name, waiter.id)))
         commands, self._commands = self._commands, []
         return commands
 

@@ -18,7 +18,7 @@ def answer(
     gauges = dict.fromkeys(("used", "objects", "waiting_puts", "waiting_reads", "spilled", "spilled_bytes", "pulls"), 0)
     gauges |= {"budget": 8_000_000_000, **(store or {})}
     holders = [["procs[0]", 10, 3, 5_000_000_000], ["beta", 20, 1, 2_000_000_000]] if store else []
-    facts |= {"resources": Resources(cpus=2.0).pack(), "reservations": []}
+    facts |= {"resources": Resources(cpus=2.0).pack(), "reservations": [], "leases": []}
     return {**facts, "guests": guests or [], "procs": procs, "store": gauges, "holders": holders}
 
 

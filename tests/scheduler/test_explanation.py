@@ -17,10 +17,10 @@ def test_the_table_says_who_holds_what():
     assert made.explain(gang(1, 8, name="evaluation"), 0.0) == (
         "evaluation (8 cpus)\n"
         "none of 1 host has 8 cpus free\n"
-        "host            cpus         gpus         memory                   tpu          held by\n"
-        "host0           7 of 8 free  0 of 2 free  48 GiB of 64 GiB free    0 of 0 free  "
+        "host            cpus         gpus         memory                 tpu          held by\n"
+        "host0           7 of 8 free  0 of 2 free  48 GiB of 64 GiB free  none         "
         "trainer #1 (lent): 4 cpus, 2 gpus, 16 GiB of memory; others: 1 cpu\n"
-        "host1 (closed)  2 of 4 free  0 of 0 free  0 bytes of 0 bytes free  3 of 4 free  2 x worker: 2 cpus, 1 tpu"
+        "host1 (closed)  2 of 4 free  none         none                   3 of 4 free  2 x worker: 2 cpus, 1 tpu"
     )
 
 
