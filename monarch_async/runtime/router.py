@@ -35,6 +35,7 @@ from monarch_async.runtime.path import Path
 from monarch_async.runtime.receipts import Receipts
 from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.taker import Taker
+from monarch_async.runtime.uplinks import Uplinks
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,
@@ -79,9 +80,8 @@ class Router:
         self.delivery.on_missing = self.refuse_missing
         self.targets = self.delivery.targets
         self.is_closed = False
-        self._uplinks: dict[int, Connection] = {}
-        self._uplink: Connection | None = None
-        self._lost_hosts: dict[int, Lost] = {}
+        self._uplinks = Uplinks(name, self._lose_host)
+        self.uplink = self._uplinks.find  #: returns the connection towards an address; raises Closed
         self._paths: dict[tuple[int, int], Path] = {}
         self._paths_to: defaultdict[int, list[Path]] = defaultdict(list)  # the same by host: a loss looks at no others
         #: Not those of an earlier life at this address: what that one asked for may still be answered, or kept by name.
@@ -102,45 +102,21 @@ class Router:
 
         Returns whether this host was lost before. Then old paths lead there too: to where nothing of theirs is left.
         """
-        error = self._lost_hosts.pop(host, None)
-        if error is not None:
-            self.lose(host, lambda dst: dst >> 32 == host, error)  # what was refused, and has not been told so yet
+        was_lost = self._uplinks.add(host, connection)
+        if was_lost:
             for path in self._paths_to[host]:
                 path.connection = connection
-        self._uplinks[host] = connection
-        if self._uplink is None or self._uplink.is_closed:
-            self._uplink = connection
-        return error is not None
+        return was_lost
 
     def lose_host(self, host: int, error: Lost) -> int:
         """A host is gone: calls to it fail with ``error``, pending ones now, later ones at once. Returns as `lose`.
 
         Until `add_uplink` brings a new way there.
         """
+        return self._uplinks.lose(host, error)
 
-        def is_there(dst: int) -> bool:
-            return dst >> 32 == host
-
-        def refuse(frame: bytes) -> None:
-            self.loop.call_soon(lose_refused)
-
-        def lose_refused() -> None:
-            if self._uplinks.get(host) is connection and not self.is_closed:
-                self.lose(host, is_there, error)
-
-        connection = self._uplinks[host]
-        self._lost_hosts[host] = error
-        connection.send = refuse  # it stays the way to that host, for references that know it
-        if connection is self._uplink:
-            self._uplink = next((other for other in self._uplinks.values() if not other.is_closed), None)
-        return self.lose(host, is_there, error)
-
-    def uplink(self, dst: int) -> Connection:
-        """Return the connection towards ``dst``. Raises `Closed` where there is none any more."""
-        found = self._uplinks.get(dst >> 32) or self._uplink
-        if found is None:
-            raise Closed(self.name, "it has left its hosts")
-        return found
+    def _lose_host(self, host: int, error: Lost) -> int:
+        return 0 if self.is_closed else self.lose(host, lambda dst: dst >> 32 == host, error)
 
     def path(self, dst: int, actor: int, max_concurrency: int = 1000) -> Path:
         """Return the one path to a member."""

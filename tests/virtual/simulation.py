@@ -268,7 +268,7 @@ class SimProc:
             self.control.wire.close()
         self.task.cancel()
         if self.proc is not None:
-            for connection in self.proc.router._uplinks.values():
+            for connection in self.proc.router._uplinks.all():
                 connection.send = lambda frame: None
             for task in self._tasks():
                 task.cancel()
