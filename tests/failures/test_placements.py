@@ -13,10 +13,9 @@ import pytest
 from agents import IMPATIENT, TOKEN, running_agent
 
 import monarch_async as ma
-from monarch_async.control.declared import RESOURCES_VARIABLE
 from monarch_async.scheduler.events import Held
 
-FOUR = {RESOURCES_VARIABLE: "--cpus 4 --gpus 2"}
+FOUR = "--cpus 4 --gpus 2"
 
 
 class Placer(ma.Actor):
@@ -52,7 +51,7 @@ async def books(hosts: ma.HostMesh) -> list[tuple[str, Held]]:
 @pytest.mark.parametrize("how", [pytest.param("in order", marks=pytest.mark.slow), "killed"])
 async def test_two_programs_share_a_host_and_one_gets_what_the_other_leaves(how: str) -> None:
     demand = ma.Demand([ma.Bundle()] * 2, name="ours")
-    async with running_agent(**FOUR) as agent, other_program(agent.url, 3) as other:
+    async with running_agent(MONARCH_ASYNC_RESOURCES=FOUR) as agent, other_program(agent.url, 3) as other:
         async with ma.attach(agent.url, token=TOKEN, config=IMPATIENT) as hosts:
             async with ma.cluster().place(ma.Demand([ma.Bundle()])):
                 assert sorted(await books(hosts)) == [("placement", Held(10_000)), ("theirs", Held(30_000))]
@@ -77,7 +76,10 @@ async def _await(request: Any) -> ma.Placement:
 
 
 async def test_bundles_of_a_lost_host_are_lost_and_the_others_go_on() -> None:
-    async with running_agent(name="a", **FOUR) as a, running_agent(name="b", **FOUR) as b:
+    async with (
+        running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,
+        running_agent(name="b", MONARCH_ASYNC_RESOURCES=FOUR) as b,
+    ):
         async with ma.attach(a.url, b.url, token=TOKEN, config=IMPATIENT) as hosts:
             placement = await ma.cluster().place(ma.Demand([ma.Bundle()] * 2, strategy="strict_spread"))
             ranks = {spot.host.name: rank for rank, spot in enumerate(placement.spots)}
@@ -98,7 +100,10 @@ async def test_bundles_of_a_lost_host_are_lost_and_the_others_go_on() -> None:
 
 @pytest.mark.slow
 async def test_a_block_on_a_host_that_is_lost_raises_that_and_frees_the_rest() -> None:
-    async with running_agent(name="a", **FOUR) as a, running_agent(name="b", **FOUR) as b:
+    async with (
+        running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,
+        running_agent(name="b", MONARCH_ASYNC_RESOURCES=FOUR) as b,
+    ):
         async with ma.attach(a.url, b.url, token=TOKEN, config=IMPATIENT) as hosts:
             with pytest.raises(ma.HostLost, match="host b lost"):
                 async with ma.cluster().place(ma.Demand([ma.Bundle()] * 2, strategy="strict_spread")) as placement:
@@ -111,7 +116,10 @@ async def test_a_block_on_a_host_that_is_lost_raises_that_and_frees_the_rest() -
 
 
 async def test_a_worker_places_on_another_host_and_what_it_held_is_freed_with_it() -> None:
-    async with running_agent(name="a", **FOUR) as a, running_agent(name="b", **FOUR) as b:
+    async with (
+        running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,
+        running_agent(name="b", MONARCH_ASYNC_RESOURCES=FOUR) as b,
+    ):
         async with (
             ma.attach(a.url, b.url, token=TOKEN, config=IMPATIENT) as hosts,
             ma.supervise(ma.ignore),
@@ -129,7 +137,10 @@ async def test_a_worker_places_on_another_host_and_what_it_held_is_freed_with_it
 
 @pytest.mark.slow
 async def test_procs_do_not_start_in_a_placement_that_has_ended() -> None:
-    async with running_agent(**FOUR) as agent, ma.attach(agent.url, token=TOKEN, config=IMPATIENT) as hosts:
+    async with (
+        running_agent(MONARCH_ASYNC_RESOURCES=FOUR) as agent,
+        ma.attach(agent.url, token=TOKEN, config=IMPATIENT) as hosts,
+    ):
         placement = await ma.cluster().place(ma.Demand([ma.Bundle()]))
         await placement.release()
         placement.is_released = False  # as if that were not known yet
