@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -119,7 +119,7 @@ class Exit:
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        return msgpack.packb(asdict(self))
+        return msgpack.packb({name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def unpack(cls, data: bytes) -> "Exit":

@@ -22,7 +22,8 @@ What it refuses
 
 Reading order
 - ``actor.py``  what a user writes, and the interface it becomes
-- ``router.py``, ``uplinks.py``, ``path.py``, ``members.py``, ``call.py``  calls out: order, windows, futures
+- ``router.py``, ``uplinks.py``, ``path.py``, ``members.py``, ``call.py``, ``waiters.py``  calls out: order, windows,
+  futures, who waits for whom
 - ``incoming.py``, ``delivery.py``  what arrives, in order
 - ``direct.py``  connections between procs of one host, beside the agent
 - ``birth.py``, ``instance.py``, ``answers.py``, ``actor_thread.py``, ``producer.py``, ``ending.py``  one actor: how it

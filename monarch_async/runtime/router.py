@@ -36,6 +36,7 @@ from monarch_async.runtime.receipts import Receipts
 from monarch_async.runtime.report import pack_error
 from monarch_async.runtime.taker import Taker
 from monarch_async.runtime.uplinks import Uplinks
+from monarch_async.runtime.waiters import Waiters
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import (
     CALL,
@@ -72,6 +73,7 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self.pending: dict[int, Pending] = {}
+        self._waiters = Waiters(self.pending)
         self.pool = BlockPool()
         self.plane = DataPlane(config)
         self.taker = Taker(self.plane, self.pool)
@@ -349,7 +351,7 @@ class Router:
         ``host``: where all of those are.
         """
         count = 0
-        for call, pending in list(self.pending.items()):
+        for call, pending in self._waiters.on(host):
             if pending.has_member(gone):
                 count += pending.is_carrier
                 if pending.lose(gone, error):
