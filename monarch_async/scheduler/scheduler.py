@@ -36,7 +36,7 @@ Invariants:
     P8. What no joined or declared host could fit is rejected at once. What could when it was asked for, and no longer
         can, since hosts left, is rejected ``grace`` seconds later, unless they have come back.
     P9. A host that refused is not granted again to the same placement before it says what others hold there, or a
-        pause, which doubles, is over.
+        pause, which doubles, is over. Those behind it in its line wait with it.
 """
 
 from typing import assert_never
@@ -95,6 +95,7 @@ class Scheduler:
         self._shapes = Shapes()
         self._by_holder: dict[int, dict[int, None]] = {}
         self._gone: dict[int, tuple[float, Book]] = {}  #: hosts that may come back: until when, and their books
+        self._refused_records: dict[int, PlacementRecord] = {}
         self._arrivals = 0
         self._commands: list[Command] = []
 
@@ -202,6 +203,7 @@ class Scheduler:
 
     def _forget(self, record: PlacementRecord) -> None:
         del self._accounts.placements[record.id]
+        self._refused_records.pop(record.id, None)
         held = self._by_holder[record.holder]
         del held[record.id]
         if not held:
@@ -220,14 +222,18 @@ class Scheduler:
             self._commands.append(Release(id, hosts))
         record.refused_until[host] = now + min(REFUSAL_PAUSE * 2 ** min(record.refusals, 10), LONGEST_PAUSE)
         record.refusals += 1
+        self._refused_records[id] = record
         self._waiting.add(record, now).is_settled = False
         self._turn(freed, now)
 
     def _accept(self, host: int) -> None:
         """Let placements try a host again that refused them: it has said what others hold there."""
-        for line in self._waiting.lines.values():
-            if line.head.refused_until.pop(host, None) is not None:
-                line.is_settled = False
+        for id, record in list(self._refused_records.items()):
+            record.refused_until.pop(host, None)
+            if not record.refused_until or record.is_granted or id not in self._accounts.placements:
+                del self._refused_records[id]
+            if record.shape in self._waiting.lines:
+                self._waiting.lines[record.shape].is_settled = False
 
     def _reject(self, record: PlacementRecord, why: str) -> None:
         self._dispatch.leave(record)

@@ -131,7 +131,8 @@ class Model:
         for waiter in waiting if not any(waiter.kept_on for waiter in waiting) else waiting[:1]:
             demand = self.asked[waiter.id]
             is_plain = demand.within is None and demand.near is None and demand.apart is None
-            if is_plain and self.refused.get(waiter.id) is None:
+            refused = [self.asked[id] for id in self.refused if id in self.asked]
+            if is_plain and demand not in refused:  # those behind it in line wait with it (P9)
                 assert not free or not fits(demand, free)
 
     def check_books(self) -> None:
@@ -231,7 +232,7 @@ def step(model: Model, what: tuple, id: int) -> None:
             if number in model.up:
                 gpus = ((HOSTS[number].gpus[0], 10_000),) if has_gpu and HOSTS[number].gpus else ()
                 model.elsewhere[number] = Held(cpus * 10_000, gpus)
-                model.refused.clear()
+                model.refused = {id: at for id, at in model.refused.items() if at != number}
                 model.handle(TakenElsewhere(number, model.elsewhere[number]))
         case ("refuse", number):
             if (chosen := pick(sorted(model.granted), number)) is not None and not model.lost[chosen]:
@@ -258,7 +259,7 @@ def step(model: Model, what: tuple, id: int) -> None:
             model.handle(Tick())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_any_order_of_events(events: list[tuple]):
     model = Model(Scheduler(warn_after=5.0, passes=3, patience=15.0, grace=5.0))
@@ -281,7 +282,7 @@ def test_any_order_of_events(events: list[tuple]):
     assert not model.asked and is_empty(model.made)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=60, max_size=120),
     st.sampled_from(["pack", "strict_pack", "strict_spread", "spread"]),

@@ -25,7 +25,7 @@ demands = st.one_of(
 hosts = st.lists(st.builds(host, st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=3)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(hosts, st.lists(demands, max_size=4), demands)
 def test_whether_it_fits_is_what_trying_everything_says(hosts: list[Resources], first: list[Demand], last: Demand):
     accounts = Accounts()
@@ -52,7 +52,7 @@ def test_whether_it_fits_is_what_trying_everything_says(hosts: list[Resources], 
             assert book.cpus >= 0 and all(left >= 0 for left in book.devices.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(hosts, demands)
 def test_what_is_rejected_at_once_is_what_empty_hosts_could_not_fit(hosts: list[Resources], demand: Demand):
     made = scheduler(*hosts)

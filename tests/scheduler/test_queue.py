@@ -193,6 +193,16 @@ def test_a_host_that_refused_is_tried_again_when_it_says_what_others_hold_or_aft
     assert granted(handle(made, Tick(), now=2.1)) == [1]
 
 
+def test_those_behind_one_that_was_refused_are_tried_again_with_it():
+    made = scheduler(host(1))
+    ask(made, 1), ask(made, 2), ask(made, 3)
+    handle(made, Refused(1, 0))
+    assert granted(handle(made, TakenElsewhere(0, Held()))) == [1]
+    handle(made, Refused(1, 0), now=1.0)
+    assert granted(withdraw(made, 1)) == [2]
+    assert granted(withdraw(made, 2)) == [3]
+
+
 def test_refusals_of_what_has_ended_do_nothing():
     made = scheduler(host(2))
     ask(made, 1)
