@@ -104,3 +104,23 @@ def test_of_very_many_reservations_the_others_are_counted() -> None:
     (host,) = parse_status([{**answer("alpha", []), "reservations": rows}]).hosts
     assert str(host.placed).splitlines()[-1] == "  and 4 more"
     assert host.placed.held == Held(20_000)
+
+
+def test_detached_leases_are_put_together_from_what_each_host_knows() -> None:
+    row = {
+        "id": 5, "name": "train", "made_by": "client 7", "age": 100.0, "owner": 0, "owner_name": "", "away": 0.0,
+        "previous_owner": "client 7", "unowned_for": 31.0, "left_why": "not heard", "actors": ["trainers"],
+        "hosts": [[1, "alpha", "tcp://alpha:7700", [0, 1]], [2, "beta", "tcp://beta:7700", [2, 3]]],
+        "living": [0, 1], "dead": [],
+    }  # fmt: skip
+    alpha = {**answer("alpha", []), "leases": [row]}
+    beta = {**answer("beta", []), "leases": [{**row, "living": [3], "dead": [2]}]}
+    first, second = parse_status([alpha, beta]).hosts
+    [lease] = first.detached
+    assert second.detached == first.detached and (lease.living, lease.gone) == ((0, 1, 3), (2,))
+    text = "train: 3 of 4 procs on alpha, beta with trainers, 1m 40s old, unowned for 31 s, was of client 7"
+    assert str(lease) == text and f"detached {text}" in " ".join(shown(parse_status([alpha, beta])))
+    held = {**row, "owner": 9, "owner_name": "client 9", "away": 3.0}
+    [alone] = parse_status([{**alpha, "leases": [held]}]).hosts
+    said = str(alone.detached[0])
+    assert "2 of 4 procs" in said and "held by client 9, not connected for 3.00 s" in said
