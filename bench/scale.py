@@ -202,7 +202,7 @@ def run_one(measure: Measure, size: int, is_quick: bool) -> list[Result]:
     except subprocess.TimeoutExpired as late:
         printed, said, ended = (late.stdout or b"").decode(), "", f"not done after {PATIENCE:.0f} s"
     results = [result for line in printed.splitlines() if (result := parse_line(line)) is not None]
-    last_words = said.strip().splitlines()[-1:]
+    last_words = [line for line in said.splitlines() if line.strip() and "Warning" not in line][-1:]
     expected = [f"{name}_{size}" for name, _ in measure.prints]
     return results + missing_workloads(results, OURS, expected, ": ".join([ended, *last_words])[:200])
 

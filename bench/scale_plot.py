@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from report import Sample
 
 
@@ -38,8 +39,9 @@ PANELS = (
         "actors (32 on each host)",
         "seconds",
         (
-            Curve("cast", "all on one core"),
-            Curve("cast_client_cpu", "client's share"),
+            Curve("cast", "client, agents and sinks on one core"),
+            Curve("cast_cpu", "the same in processor time", is_fitted=False),
+            Curve("cast_client_cpu", "client's share of that"),
         ),
         size_factor=32,
         limit=(1.5, "to reach: 1.5 s at 131,072"),
@@ -57,7 +59,7 @@ PANELS = (
         "seconds for all of them",
         (
             Curve("tasks", "workers warm", is_rate=True),
-            Curve("tasks_cold", "workers leased meanwhile", is_rate=True),
+            Curve("tasks_cold", "workers leased meanwhile", is_rate=True, is_fitted=False),
         ),
         limit=(2.0, "to reach: 5,000 /s at 10,000"),
     ),
@@ -79,7 +81,7 @@ PANELS = (
         "start",
         "hosts",
         "seconds",
-        (Curve("cast_attach", "agents, attached one by one"), Curve("cast_spawn", "32 procs and actors on each")),
+        (Curve("cast_attach", "agents started and attached"), Curve("cast_spawn", "32 procs and actors on each")),
     ),
 )
 
@@ -131,7 +133,8 @@ def draw_panel(axes: Axes, panel: Panel, samples: Sequence[Sample]) -> None:
         axes.annotate(text, (0.02, limit), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
