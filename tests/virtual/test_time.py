@@ -313,6 +313,34 @@ def test_a_first_handshake_that_breaks_off_is_done_again() -> None:
         simulation.run(main())
 
 
+@pytest.mark.parametrize("dialler", ["client", "agent0"])
+def test_a_resume_that_breaks_off_at_any_byte_is_done_again(dialler: str) -> None:
+    """What either end said of what it has received may be half said, or said to nobody."""
+    for at in range(0, 560, 13):
+
+        async def main(at: int = at) -> None:
+            async with cluster(2) as world:
+                mesh = await members(world)
+                assert await mesh.at(0).ask.call_one(mesh.at(1), 0.5) == 0.5
+                one, other = mesh.at(0), mesh.at(1)
+                calls = [other.wait.call_one(0.1 * n) if dialler == "client" else one.ask.call_one(other, 0.1 * n)
+                         for n in range(10)]  # fmt: skip
+                await asyncio.sleep(0.35)
+                before = len(world.net.wires["agent1"])
+                for end in world.net.dialled(dialler, "agent1"):
+                    end.cut()
+                while len(world.net.wires["agent1"]) == before:
+                    await asyncio.sleep(0)
+                wire = world.net.wires["agent1"][-1]
+                (wire if at % 2 else wire.peer).cut(at // 2)
+                assert await asyncio.gather(*calls) == [0.1 * n for n in range(10)]
+                await world.settle()
+                assert wire.is_closing() or at > 400, "it was cut at a byte that never came"
+                world.assert_nothing_pending()
+
+        simulation.run(main())
+
+
 def test_who_is_reached_but_cannot_answer_is_lost() -> None:
     """Host 0 reaches host 1, which does not reach host 0: nobody waits for ever."""
 
