@@ -60,7 +60,7 @@ class QueueWorker:
 class Line:
     """The tasks and workers of one shape."""
 
-    __slots__ = ("asked", "failed_starts", "homed", "idle", "shape", "starting", "waiting", "workers")
+    __slots__ = ("asked", "failed_at", "failed_starts", "homed", "idle", "shape", "starting", "waiting", "workers")
 
     def __init__(self, shape: Shape) -> None:
         """Nobody waits."""
@@ -72,6 +72,7 @@ class Line:
         self.workers = 0  # that are starting, idle or busy
         self.idle: dict[int, QueueWorker] = {}  # the one that has been for longest first
         self.failed_starts = 0
+        self.failed_at = 0.0  # when the last of them did
 
     def wait(self, task: QueuedTask, is_first: bool = False) -> None:
         """Put a task into the line."""

@@ -30,7 +30,8 @@ Invariants
     Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes; what its shape asks
         for stands back behind who waits. An idle one goes at once, and after ``idle`` seconds without a task any.
     Q7. With nothing waiting or running, nothing is asked for, and after ``idle`` seconds no worker is left.
-    Q8. Where `HOPELESS` workers of a shape fail to start, one after the other, the tasks of that shape fail with that.
+    Q8. Where `HOPELESS` workers of a shape fail to start, each begun after the one before had failed, the tasks of that
+        shape fail with that. Those that fail together may have had one cause, such as a host that goes.
 """
 
 import itertools
@@ -359,8 +360,13 @@ class TaskQueue:
                 pass
         if worker.task is not None:
             self._bury(worker.task, event.error, event.is_blamed and worker.stage is Stage.BUSY, now)
-        elif worker.stage is Stage.STARTING and not isinstance(event.error, HostLost):
+        elif (
+            worker.stage is Stage.STARTING
+            and not isinstance(event.error, HostLost)
+            and worker.started >= line.failed_at
+        ):
             line.failed_starts += 1
+            line.failed_at = now
             if line.failed_starts >= HOPELESS:  # Q8
                 line.failed_starts = 0
                 self._fail_all(line, event.error)

@@ -266,6 +266,17 @@ def test_workers_that_never_start() -> None:
     assert not drive.queue._lines
 
 
+def test_workers_that_fail_together_have_failed_once() -> None:
+    """Q8. Their host went: all tasks failed with that, though there were others."""
+    drive = Driver()
+    workers = [worker for _ in range(HOPELESS) for worker in asks(drive.submit())]
+    for worker in workers:
+        drive(Granted(worker, 1))
+    drive.now = 1.0
+    commands = [command for worker in workers for command in drive(Died(worker, DIED, is_blamed=False))]
+    assert len(workers) == HOPELESS and not [command for command in commands if isinstance(command, Fail)]
+
+
 def test_a_task_waits_a_little_for_a_worker_where_its_arguments_are() -> None:
     """Q4."""
     drive = Driver()
