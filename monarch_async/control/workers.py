@@ -21,8 +21,10 @@ import msgpack
 from monarch_async.config import Config
 from monarch_async.control.nursery import Nursery
 from monarch_async.control.output import Output
+from monarch_async.control.refusal import pack_refusal
 from monarch_async.control.relay import Relay
 from monarch_async.control.worker import Batch, Exit, Worker, oom_kills
+from monarch_async.errors import HostLost
 from monarch_async.ids import address, proc_of
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CONTROL, EXITED, LEASE, LOG, pack_frame
@@ -68,7 +70,7 @@ class Workers:
     ) -> None:
         """Start workers; ``answer`` gets {proc id: reason} of those that failed, once all are up or have (W1)."""
         if self._is_ending:
-            answer({"error": f"host agent {self._name} is ending: it starts nothing more"})
+            answer(pack_refusal(HostLost(self._name, "its agent is ending: it starts nothing more")))
             return
         taken = [spec["id"] for spec in specs if spec["id"] in self._living]
         if taken:

@@ -412,7 +412,7 @@ def test_an_agent_that_is_ending_starts_nothing() -> None:
             await members(world)
             ending = asyncio.ensure_future(world.stop_agent(0))
             await asyncio.sleep(0.05)  # while it waits for its procs
-            with pytest.raises(ma.Error, match="host0 is ending"):
+            with pytest.raises(ma.HostLost, match="its agent is ending"):
                 await members(world)
             await ending
             await world.settle()
