@@ -5,11 +5,12 @@ same seed makes the same choices; what they meet depends on the machine. In the 
 
 C1. Everything ended in a right value or an error of `ma.Error`, in time (see `labours`).
 C2. All three hosts are back, and work.
-C3. Nothing is held: no placement, no lock, no object; nothing waits.
+C3. Nothing is held: no placement, no lock, no object, no proc; nothing waits.
 C4. Nothing is left: no process, no shared memory, no descriptor.
 """
 
 import asyncio
+import gc
 import os
 import random
 import time
@@ -25,6 +26,8 @@ from havoc import Havoc, Site, marked
 from labours import Clerk, Labours
 
 import monarch_async as ma
+from monarch_async.ids import AGENT, address
+from monarch_async.mesh.domain import active_domain
 from monarch_async.runtime.router import Router, active_router
 
 WINDOW = 2.0
@@ -32,6 +35,9 @@ CONFIG = ma.Config(
     resume_window=WINDOW, heartbeat=0.25, stop_grace=1.0, cancel_grace=2.0, bulk_retries=2.0, block_warning=100.0,
     warn_after=30.0, task_idle=1.0, store_bytes=256 << 20,
 )  # fmt: skip
+
+#: Of an agent without procs, with its client, two peers, zygotes, and the data plane.
+MOST_DESCRIPTORS = 60
 
 SECONDS = float(os.environ.get("MONARCH_ASYNC_CHAOS_SECONDS", "60"))
 
@@ -99,12 +105,26 @@ async def _check_books() -> None:
         holdings = await ma.cluster().holdings()
         locks = await ma.cluster().locks()
         held = [(host.name, host.holdings, host.elsewhere) for host in holdings.hosts if host.holdings]
-        return [*held, *holdings.waiting, *locks.rows, *pending(active_router())]
+        gc.collect()  # references that somebody's traceback has kept
+        agents = [left for host in ma.cluster().hosts.hosts for left in await _left_on(host)]
+        return [*held, *holdings.waiting, *locks.rows, *pending(active_router()), *agents]
 
     until = time.monotonic() + 20
     while left := await held():
         assert time.monotonic() < until, f"C3: {left}"
         await asyncio.sleep(0.1)
+
+
+async def _left_on(host: ma.Host) -> list[str]:
+    """What its agent still has."""
+    status = await active_domain().requests.ask(address(host.id, AGENT), "status")
+    store = status["store"]
+    left = [f"{what} {store[what]}" for what in ("objects", "waiting_puts", "waiting_reads") if store[what]]
+    left += [f"proc {proc['mesh']}[{proc['rank']}] {proc['state']}" for proc in status["procs"]]
+    left += [f"reservation {row}" for row in status["reservations"]]
+    if (count := len(os.listdir(f"/proc/{status['pid']}/fd"))) > MOST_DESCRIPTORS:
+        left.append(f"{count} descriptors")
+    return [f"{host.name}: {what}" for what in left]
 
 
 def pending(router: Router) -> list[str]:
