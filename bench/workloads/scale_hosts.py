@@ -2,7 +2,7 @@
 
 On each host live 8 actors of one mesh, and a call of all of them is in flight when the hosts are lost. The agents are
 in another process, reached by real TCP, so that what is measured is the client alone. Lost means: sockets close, and
-nobody listens there any more; the client redials for its window, which is short here (2 s), then declares them lost.
+nobody listens there any more; the client redials for its window, which is short here (5 s), then declares them lost.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ class Member(ma.Actor):
 async def run(plan: scaling.Plan) -> None:
     raise_file_limit()
     few = plan.size // 10
-    config = ma.Config(heartbeat=0.5 * plan.pause, resume_window=2 * plan.pause)
+    window = 1.5 if plan.is_quick else 5.0
+    config = ma.Config(heartbeat=window / 5, resume_window=window)
     with distant_hosts(config, set(plan.others)) as distant:
         urls = distant.add(plan.size)
         async with ma.attach(*urls[few:], token=TOKEN, config=config):
