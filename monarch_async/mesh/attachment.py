@@ -16,7 +16,6 @@ from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.host_source import HostSource
 from monarch_async.mesh.leases import announce
 from monarch_async.mesh.local_source import LocalSource
-from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
 from monarch_async.scheduler.resources import Resources
@@ -50,9 +49,7 @@ class Attachment:
             hosts = await controller.join_all(await self._find_hosts(controller), self._token)
             self._program.home = address(hosts[0].id, AGENT)
             activate_domain(self._program)
-            if preload := default_preload():  # so that the first spawn finds it warm
-                for host in hosts:
-                    self._program.requests.post(address(host.id, 0), "warm", list(preload), list(client_path()))
+            self._program.warm(hosts)
         except BaseException:
             await self._close()
             raise

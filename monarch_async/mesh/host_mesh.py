@@ -20,7 +20,11 @@ from monarch_async.ranks import Extent, Region
 
 
 class HostMesh(Sliced):
-    """Hosts, addressed along the axis ``hosts``. Made by `local_hosts`, `attach`, or `this_host` in an actor."""
+    """Hosts, addressed along the axis ``hosts``. Made by `local_hosts`, `attach`, or `this_host` in an actor.
+
+    It stays as it was made, as all meshes do: hosts that join later are not in it (`Cluster.hosts` has them). One that
+    is lost stays in it too, and can be used again once it has come back.
+    """
 
     def __init__(self, hosts: Sequence[Host], region: Region | None = None, name: str = "hosts") -> None:
         """``hosts`` in rank order."""

@@ -17,6 +17,7 @@ from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.guardian import Guardian, current_guardian
 from monarch_async.mesh.host_source import HostSource
+from monarch_async.mesh.proc_recipe import client_path, default_preload
 from monarch_async.mesh.remote_roster import RosterDesk
 from monarch_async.mesh.roster import ClientRoster
 from monarch_async.mesh.scope import Scope, current_scope
@@ -91,6 +92,12 @@ class Program(Domain):
         if not near:
             raise Closed("this program", "all its hosts are gone")
         return address(next((host.id for host in near if host.id == host_of(home)), near[0].id), AGENT)
+
+    def warm(self, hosts: Sequence[Host]) -> None:
+        """Have them import what this program has imported and takes long, so that their first spawn need not."""
+        if preload := default_preload():
+            for host in hosts:
+                self.requests.post(address(host.id, AGENT), "warm", list(preload), list(client_path()))
 
     def owner_actor(self) -> int:
         """The client is no actor."""

@@ -64,7 +64,9 @@ class ClientRoster:
 
     async def join(self, url: str) -> Host:
         """See `Roster`."""
-        return await self._controller.join(url, self._token)
+        host = await self._controller.join(url, self._token)
+        self._program.warm([host])
+        return host
 
     async def grow(self, count: int, resources: Resources | None) -> Sequence[Host]:
         """See `Roster`. All of them, or none."""
@@ -84,6 +86,7 @@ class ClientRoster:
         finally:
             self._declare()
         self._given.update({host.id: host for host in hosts})
+        self._program.warm(hosts)
         return hosts
 
     async def drain(self, host: int, deadline: float | None) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import monarch_async as ma
 from monarch_async.cli.main import main
-from monarch_async.mesh.local_source import LOCAL_FOLDERS
 from monarch_async.mesh.duration import format_age
+from monarch_async.mesh.local_source import LOCAL_FOLDERS
 
 MONARCH = [sys.executable, "-m", "monarch_async.cli.main"]
 Run = Callable[..., tuple[int, str, str]]

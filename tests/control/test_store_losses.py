@@ -18,8 +18,8 @@ from monarch_async.bulk.region import RemoteRegion
 from monarch_async.config import Config
 from monarch_async.errors import ObjectLost, TransferError
 from monarch_async.ids import agent_of
-from monarch_async.mesh.local_source import LocalAgent
 from monarch_async.mesh.domain import active_domain
+from monarch_async.mesh.local_source import LocalAgent
 from monarch_async.runtime.router import active_router
 
 
