@@ -106,7 +106,11 @@ class Controller:
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
         self.on_lines: Callable[[str, int, int, bytes], None] = lambda *_: None
         #: What agents and procs may ask of the client, by operation: called with (src, call, *arguments). See `answer`.
-        self.operations: dict[str, Callable[..., None]] = {"where": self._where, "ended": self._ended}
+        self.operations: dict[str, Callable[..., None]] = {
+            "where": self._where,
+            "ending": self._ending,
+            "ended": self._ended,
+        }
         #: Told the exit of every proc and host that concerns this client, before its owners are.
         self.on_gone: list[Callable[[Exit], None]] = []
         self.router.direct.ask = lambda dst: self.requests.ask(dst, "direct")
@@ -207,6 +211,9 @@ class Controller:
 
     def _where(self, src: int, call: int, host: int) -> None:
         self.answer(src, call, self.directory.where(src, host))
+
+    def _ending(self, src: int, call: int) -> None:
+        self.links.suspect(host_of(src), "its agent is ending")
 
     def _ended(self, src: int, call: int) -> None:
         link = self.links.link(host_of(src))

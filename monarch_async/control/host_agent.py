@@ -366,6 +366,7 @@ class HostAgent:
     async def aclose(self) -> None:
         """End every proc, then the connections. Closing twice is fine."""
         self._tick_handle.cancel()
+        self.news.say_ending(self.address)
         await self.workers.aclose()
         self.news.say_end(self.address)
         await self._peers.aclose()

@@ -213,6 +213,10 @@ class HostLinks:
         """Nothing new is to go there."""
         self._change(id, "drain", why)
 
+    def suspect(self, id: int, why: str) -> None:
+        """It may be lost soon, though its session is sound."""
+        self._change(id, "doubt", why)
+
     def reopen(self, id: int, why: str) -> None:
         """It is not to be drained after all."""
         self._change(id, "reopen", why)

@@ -6,12 +6,13 @@
     settle []                    a client is back: answered once nothing is left of its former life here, and those to
                                  whom this agent has sessions are sure to know them
     emptied []                   answered once no proc of a client runs here
+    ending []                    to clients: this agent is about to end: nothing new should go here; not answered
     ended []                     to clients and agents: this agent ends, in order; not answered
     stop_all [reason, grace]     ends all procs of a client, in order; answered when they are gone
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import msgpack
@@ -76,10 +77,17 @@ class HostNews:
 
     def say_end(self, own: int) -> None:
         """Tell who is here that this agent, of that address, ends: they need not wait for it to come back."""
-        request = msgpack.packb(["ended"])
+        self._tell(own, "ended", ("client", "observer", "agent"))
+
+    def say_ending(self, own: int) -> None:
+        """Tell the clients that this agent is about to end: nothing new should go here."""
+        self._tell(own, "ending", ("client", "observer"))
+
+    def _tell(self, own: int, operation: str, roles: Collection[str]) -> None:
         for guest in self._guests:
             there = guest.connection
-            there.send(pack_frame(CONTROL, 0, there.address, own, 0, 0, b"", request))
+            if guest.role in roles:
+                there.send(pack_frame(CONTROL, 0, there.address, own, 0, 0, b"", msgpack.packb([operation])))
 
     def was_frozen(self, why: str) -> None:
         """This agent was frozen for so long that everybody has given it up: it begins anew."""

@@ -2,7 +2,8 @@
 
     joining    its agent has answered; it is being made ready
     up         it is there
-    suspect    its socket is gone, or it was not heard for three heartbeats: nothing new should go there
+    suspect    its socket is gone, it was not heard for three heartbeats, or says that it is about to end: nothing new
+               should go there
     draining   it is to leave: nothing new goes there. It is not suspected as well, as that would change nothing
     lost       given up: what was there is gone, what is sent there fails. It is dialled again, and may come back empty
     left       gone for good, and no longer known

@@ -420,6 +420,26 @@ def test_an_agent_that_is_ending_starts_nothing() -> None:
     simulation.run(main())
 
 
+def test_nothing_is_placed_where_an_agent_is_ending() -> None:
+    """It took what it was asked for, and could start nothing on it: again and again, for as long as procs took to end."""
+
+    async def main() -> None:
+        async with cluster(2) as world, ma.supervise(ma.ignore):
+            await members(world)
+            demand = ma.Demand([ma.Bundle(cpus=0)], prefers=("host0",))
+            async with ma.cluster().place(demand) as placement:
+                assert placement.spots[0].host.name == "host0"
+            ending = asyncio.ensure_future(world.stop_agent(0))
+            await asyncio.sleep(0.05)  # while it waits for its procs
+            async with ma.cluster().place(demand) as placement:
+                assert placement.spots[0].host.name == "host1"
+                await placement.spawn_procs()
+            await ending
+            await world.settle()
+
+    simulation.run(main())
+
+
 def test_a_spawn_on_hosts_that_are_lost_together_fails_once() -> None:
     """What the second one answered was looked at by nobody."""
 
