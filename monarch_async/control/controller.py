@@ -190,12 +190,14 @@ class Controller:
 
     def _take_request(self, src: int, call: int, payload: bytes) -> None:
         operation, *arguments = msgpack.unpackb(payload, strict_map_key=False)
+        take = self.operations.get(operation)
+        if take is None:
+            self.answer(src, call, {"error": f"{self.name} knows no request {operation!r}"})
+            return
         try:
-            self.operations[operation](src, call, *arguments)
+            take(src, call, *arguments)
         except Error as error:
             self.answer(src, call, pack_refusal(error))
-        except KeyError:
-            self.answer(src, call, {"error": f"{self.name} knows no request {operation!r}"})
 
     def answer(self, dst: int, call: int, value: object) -> None:
         """Answer a request of an agent or proc; ``value`` as msgpack (an Error: by `pack_refusal`)."""

@@ -307,6 +307,8 @@ class Placer:
     def _addresses(self, hosts: Iterable[int]) -> dict[int, str]:
         """Return how each of these hosts is reached from the others of them."""
         found = {host: self._reach[host] for host in hosts}
+        if all(found.values()):
+            return found
         is_one_machine = not any(found.values())
         own = LOOPBACK if is_one_machine else self._controller.own_address or LOOPBACK
         return {host: reach or own for host, reach in found.items()}
