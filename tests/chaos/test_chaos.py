@@ -120,6 +120,7 @@ async def _left_on(host: ma.Host) -> list[str]:
     status = await active_domain().requests.ask(address(host.id, AGENT), "status")
     store = status["store"]
     left = [f"{what} {store[what]}" for what in ("objects", "waiting_puts", "waiting_reads") if store[what]]
+    left += [f"held by {holder}" for holder in status["holders"]]
     left += [f"proc {proc['mesh']}[{proc['rank']}] {proc['state']}" for proc in status["procs"]]
     left += [f"reservation {row}" for row in status["reservations"]]
     if (count := len(os.listdir(f"/proc/{status['pid']}/fd"))) > MOST_DESCRIPTORS:
