@@ -47,10 +47,9 @@ class Site:
 
     async def start(self) -> None:
         """Start an agent where the last one listened."""
-        self.agent = await self._life.enter_async_context(
-            running_agent(self._listen, self.name, self.config, **{MARK: self.mark})
-        )
-        self._listen = f"tcp://127.0.0.1:{urlsplit(self.agent.url).port}"
+        running = running_agent(self._listen, self.name, self.config, **{MARK: self.mark})
+        self.agent = agent = await self._life.enter_async_context(running)
+        self._listen = f"tcp://127.0.0.1:{urlsplit(agent.url).port}"
 
     async def stop(self) -> None:
         """End it in order, or reap it."""
