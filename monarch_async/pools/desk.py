@@ -91,7 +91,8 @@ class PoolDesk:
     def returned(self, pool: "PoolShell", lease: LeaseId) -> None:
         """A lease has ended, or nobody waits for it any more."""
         self._waiting.pop(lease, None)
-        self._calls.pop(lease, None)
+        if (call := self._calls.pop(lease, None)) is not None:  # nobody waits, but the call is to end there
+            self.domain.answer(lease[0], call, None)
         pool.feed(Returned(lease))
 
     # -- what other processes ask ----------------------------------------------------------------------------------

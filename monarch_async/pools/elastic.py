@@ -122,7 +122,8 @@ class Elastic:
             case Returned(lease):
                 self._return(lease, now)
             case CallerGone(caller):
-                for lease in list(self._by_caller.get(caller, ())):
+                mine = self._by_caller.get(caller, set())
+                for lease in sorted(mine, key=self._given.__contains__):  # those that wait first: else they would get it
                     self._return(lease, now)
             case Placed(id):
                 if (member := self.members[id]).stage is Stage.PLACING:

@@ -59,10 +59,12 @@ class Growth:
                 if is_refused and growing.result():
                     placing = asyncio.ensure_future(_arrived(request()))
                 has_asked = is_mine or (growing.done() and not growing.result())
-        finally:
-            if not placing.done():
-                placing.cancel()
-                await asyncio.wait([placing])
+        except BaseException:
+            placing.cancel()
+            await asyncio.wait([placing])
+            if not placing.cancelled() and placing.exception() is None:  # it came just as this was cancelled
+                await placing.result().release()
+            raise
 
     def _ask(self) -> "tuple[bool, asyncio.Task[bool] | None]":
         """Return whether this asks for a host, and what waits for it. Others may be waiting for one already."""

@@ -30,6 +30,7 @@ class Replica:
         self.mesh: ActorMesh | None = None  #: once it is up
         self._packed: bytes | None = None
         self._is_up = False
+        self._loss: Exception | None = None  #: what it died of before it was said to be up
         loop = shell.domain.router.loop
         self._over: asyncio.Future[None] = loop.create_future()
         # in a context of its own: it belongs to no scope, actor or call that happened to need it first
@@ -89,8 +90,8 @@ class Replica:
         procs = placement.spawn_procs(name=recipe.name, env=recipe.env)
         mesh: Any = procs.spawn(recipe.name, recipe.cls, *recipe.args, **recipe.kwargs)
         await mesh
-        if self._over.done():  # lost, at the same moment
-            return
+        if self._loss is not None:  # dead again, before this could go on
+            raise self._loss
         self.mesh, self._is_up = mesh, True
         self._shell.feed(Up(self.id))
         await self._over
@@ -108,6 +109,8 @@ class Replica:
         elif self._is_up:
             self._died(failure.error)
             self._finish()
+        else:
+            self._loss = failure.error
 
     def _died(self, error: Exception) -> None:
         if not self._over.done():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import monarch_async as ma
+from monarch_async.mesh.domain import active_domain
 
 
 class Engine(ma.Actor):
@@ -94,6 +95,11 @@ class Caller(ma.Actor):
         Path(path).write_text("waits")
         async with self.pool.lease():
             Path(path).write_text("has it")
+
+    @ma.endpoint
+    async def unanswered(self) -> int:
+        """Return how many calls of this process wait for an answer."""
+        return len(active_domain().router.pending)
 
     @ma.endpoint
     async def numbers(self) -> list[int]:

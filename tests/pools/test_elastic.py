@@ -239,6 +239,14 @@ def test_the_leases_of_a_process_end_with_it() -> None:
     assert made.handle(CallerGone(8), 0.0) == []
 
 
+def test_who_waits_gets_nothing_where_its_process_ends_together_with_its_leases() -> None:
+    made = opened(1, most=1, concurrency=3)
+    for number in range(9):
+        ask(made, number, caller=8)
+    ask(made, 0, caller=9)
+    assert made.handle(CallerGone(8), 0.0) == [Give((9, 0), 1)]
+
+
 def test_closing_ends_everything() -> None:
     made = opened(1, most=2)
     for number in range(3):

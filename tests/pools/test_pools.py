@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from pool_actors import Breaking, Caller, Engine, Keeper
 
 import monarch_async as ma
+from monarch_async.mesh.actor_mesh import ActorMesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -19,6 +20,14 @@ async def wait_until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def _of(waiting: Generator[Any, None, Any]) -> Any:
+    class Waiting:
+        def __await__(self) -> Generator[Any, None, Any]:
+            return waiting
+
+    return await Waiting()
 
 
 def text(path: Path) -> str:
@@ -230,7 +239,30 @@ async def test_a_remote_caller_that_is_cancelled_gives_its_lease_back(hosts: ma.
                 await call
         assert await pool.pid.call_one() > 0
         assert (await pool.status()).waiting == 0
+        assert await caller.unanswered.call_one() == 0
         await procs.stop()
+
+
+async def test_a_replica_that_dies_just_as_it_is_up_is_none(
+    hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited = ActorMesh.__await__
+
+    async def up_then_dead(mesh: Any) -> Any:
+        await _of(awaited(mesh))
+        with pytest.raises(ma.ProcDied):
+            await mesh.crash.call_one()
+        return mesh
+
+    async with ma.ActorPool(Engine, backoff=0.01) as pool:
+        monkeypatch.setattr(ActorMesh, "__await__", lambda mesh: up_then_dead(mesh).__await__())
+        with pytest.raises(ma.ProcDied):
+            await pool.crash.call_one()
+        async with asyncio.timeout(10):
+            while (await pool.status()).failures < 2:
+                await asyncio.sleep(0.005)
+        monkeypatch.undo()
+        assert await pool.pid.call_one() > 0
 
 
 async def test_a_pool_of_an_actor_ends_with_it(hosts: ma.HostMesh, tmp_path: Path) -> None:
