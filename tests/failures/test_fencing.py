@@ -104,7 +104,7 @@ async def test_an_agent_that_ends_in_order_is_lost_at_once() -> None:
             b.process.terminate()
             async with asyncio.timeout(8):
                 await b.process.wait()
-                await wait_seen(seen, "up", "lost")
+                await wait_seen(seen, "suspect", "lost")
                 with pytest.raises(ma.HostLost, match="its agent has ended"):
                     await there.echo.call_one(1)
                 with pytest.raises(ma.RemoteError, match="HostLost"):
