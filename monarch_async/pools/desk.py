@@ -1,9 +1,9 @@
 """Where the leases of one process are: those that its pools give, to itself and others, and those that it waits for.
 
-pool [id, "lease", number, key]     answered with the pickled mesh of the replica, or refused
-pool [id, "return", number]         not answered
-pool [id, "drain", actor]           answered when it is gone, or refused
-pool [id, "status"]                 answered
+pool [id, name, "lease", number, key]     answered with the pickled mesh of the replica, or refused
+pool [id, name, "return", number]         not answered
+pool [id, name, "drain", actor]           answered when it is gone, or refused
+pool [id, name, "status"]                 answered
 pool_watch []                       never answered: it fails when who is asked has ended, and so have its leases
 """
 
@@ -62,10 +62,10 @@ class PoolDesk:
         pool.feed(Asked(lease, key))
         return await waiting
 
-    async def lease_of(self, owner: int, pool: int, number: int, key: Key | None) -> ActorMesh:
-        """Wait for a replica of a pool of another process."""
+    async def lease_of(self, owner: int, pool: tuple[int, str], number: int, key: Key | None) -> ActorMesh:
+        """Wait for a replica of a pool of another process. ``pool``: its id and name."""
         waiting: asyncio.Future[bytes] = self.domain.router.loop.create_future()
-        call = self.domain.requests.call(owner, "pool", pool, "lease", number, key)
+        call = self.domain.requests.call(owner, "pool", *pool, "lease", number, key)
         call.add_done_callback(partial(_pass_on, waiting))
         return pickle.loads(read_answer(await waiting))
 
@@ -97,11 +97,11 @@ class PoolDesk:
 
     # -- what other processes ask ----------------------------------------------------------------------------------
 
-    def _take(self, src: int, call: int, id: int, what: str, *arguments: Any) -> None:
+    def _take(self, src: int, call: int, id: int, name: str, what: str, *arguments: Any) -> None:
         pool = self.pools.get(id)
         if pool is None:
             if call:
-                self.domain.answer(src, call, pack_refusal(Closed("the pool", "its block has ended")))
+                self.domain.answer(src, call, pack_refusal(Closed(f"pool {name}", "its block has ended")))
             return
         match what:
             case "lease":

@@ -123,7 +123,7 @@ class Elastic:
                 self._return(lease, now)
             case CallerGone(caller):
                 mine = self._by_caller.get(caller, set())
-                for lease in sorted(mine, key=self._given.__contains__):  # those that wait first: else they would get it
+                for lease in sorted(mine, key=self._given.__contains__):  # first those that wait, else they get it
                     self._return(lease, now)
             case Placed(id):
                 if (member := self.members[id]).stage is Stage.PLACING:

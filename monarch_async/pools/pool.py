@@ -163,22 +163,22 @@ class RemotePool(PoolFace[Any]):
 
     async def status(self) -> PoolStatus:
         """See `PoolFace.status`. Waits for the process that has the pool."""
-        return PoolStatus.unpack(await active_domain().requests.ask(self._owner, "pool", self._id, "status"))
+        return PoolStatus.unpack(await active_domain().requests.ask(self._owner, "pool", self._id, self.name, "status"))
 
     def _take_number(self) -> int:
         return PoolDesk.of(active_domain()).take_number()
 
     async def _lease(self, number: int, key: Key | None) -> Any:
-        return await PoolDesk.of(active_domain()).lease_of(self._owner, self._id, number, key)
+        return await PoolDesk.of(active_domain()).lease_of(self._owner, (self._id, self.name), number, key)
 
     def _return(self, number: int) -> None:
         if (domain := find_domain()) is not None:
             with contextlib.suppress(Closed):
-                domain.requests.post(self._owner, "pool", self._id, "return", number)
+                domain.requests.post(self._owner, "pool", self._id, self.name, "return", number)
 
     async def _drain(self, replica: Any) -> None:
         actor = _identity(self.name, replica)
-        await active_domain().requests.ask(self._owner, "pool", self._id, "drain", actor)
+        await active_domain().requests.ask(self._owner, "pool", self._id, self.name, "drain", actor)
 
 
 def find_pool(owner: int, id: int, name: str, interface: Interface) -> PoolFace[Any]:

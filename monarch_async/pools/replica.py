@@ -30,6 +30,7 @@ class Replica:
         self.mesh: ActorMesh | None = None  #: once it is up
         self._packed: bytes | None = None
         self._is_up = False
+        self._placement: Placement | None = None  #: once there is room
         self._loss: Exception | None = None  #: what it died of before it was said to be up
         loop = shell.domain.router.loop
         self._over: asyncio.Future[None] = loop.create_future()
@@ -72,7 +73,7 @@ class Replica:
         except Error as error:
             self._shell.feed(Unplaced(self.id, error))
             return None
-        self.host = placement.spots[0].host.name
+        self._placement, self.host = placement, placement.spots[0].host.name
         placement.on_recall = lambda by: self._shell.feed(Drain(self.id))
         self._shell.feed(Placed(self.id))
         return placement
@@ -103,8 +104,8 @@ class Replica:
             log.warning("replica %d of pool %s on %s: %s", self.id, self._shell.recipe.name, self.host, error)
 
     def _lost(self, failure: Failure) -> None:
-        """It has died; or something failed there that nobody waited for, which is the pool's owner's to handle."""
-        if not isinstance(failure.error, Lost):
+        """It has died, or its place has ended; or something else failed there, for the owner to handle."""
+        if not isinstance(failure.error, Lost) and failure.mesh is not self._placement:
             self._shell.tell(failure, is_delivered=False)
         elif self._is_up:
             self._died(failure.error)

@@ -1,7 +1,9 @@
 """Pools with real processes."""
 
 import asyncio
+import contextlib
 import os
+import pickle
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -287,8 +289,23 @@ async def test_a_pool_of_an_actor_is_used_from_elsewhere(hosts: ma.HostMesh) -> 
     await procs.stop()
 
 
-async def test_a_pool_comes_back_as_itself(hosts: ma.HostMesh) -> None:
-    import pickle
-
+async def test_a_pool_comes_back_as_itself_and_once_it_has_ended_says_so(hosts: ma.HostMesh) -> None:
     async with ma.ActorPool(Engine) as pool:
-        assert pickle.loads(pickle.dumps(pool)) is pool
+        pickled = pickle.dumps(pool)
+        assert pickle.loads(pickled) is pool
+    for attempt in (pickle.loads(pickled).pid.call_one(), pool.pid.call_one(), pickle.loads(pickled).status()):
+        with pytest.raises(ma.Closed, match="pool Engine is closed: its block has ended"):
+            await attempt
+
+
+async def test_replicas_within_a_placement_that_ends_are_none_any_more(hosts: ma.HostMesh) -> None:
+    outer = await ma.cluster().place(ma.Demand([ma.Bundle(cpus=2)], name="outer"))
+    demand = ma.Demand([ma.Bundle()], within=(outer.id, 0))
+    async with ma.ActorPool(Engine, demand=demand, backoff=0.01) as pool:
+        assert await pool.pid.call_one() > 0
+        await outer.release()
+        with pytest.raises(ma.Unschedulable, match="is not there"):
+            async with asyncio.timeout(10):
+                while True:
+                    with contextlib.suppress(ma.ProcDied):
+                        await pool.pid.call_one()
