@@ -56,6 +56,7 @@ from monarch_async.scheduler.events import (
 from monarch_async.scheduler.holdings import Holdings
 from monarch_async.scheduler.resources import Resources
 from monarch_async.scheduler.scheduler import Scheduler
+from monarch_async.scheduler.shape import described
 from monarch_async.transport.url import Url
 
 log = logging.getLogger("monarch_async")
@@ -278,6 +279,7 @@ class Placer:
                 self._reserve(command)
             case Release(id, hosts):
                 self._free(id, hosts)
+                self._released(id)
             case Reject(id, demand, why, table):
                 if (entry := self._forget(id)) is not None:
                     entry.holder.take_refusal(Unschedulable(demand, why, table))
@@ -349,10 +351,16 @@ class Placer:
         for host in hosts:
             if host in self.hosts:
                 self._controller.requests.post(address(host, AGENT), "free", [id])
-        entry = self._entries.get(id)
-        if entry is not None and entry.is_held:  # nobody has withdrawn it
-            self._forget(id)
+
+    def _released(self, id: int) -> None:
+        """The scheduler has given a placement up: it waits again; or it has ended, with what it was within."""
+        if self.scheduler.has(id) or (entry := self._forget(id)) is None:
+            return
+        if entry.is_held:
             entry.holder.take_end("what it was placed within has ended")
+        else:
+            why = "what it was to be placed within has ended"
+            entry.holder.take_refusal(Unschedulable(described(entry.demand), why))
 
     def _lose(self, id: int, bundles: Sequence[int]) -> None:
         entry = self._entries.get(id)

@@ -17,6 +17,7 @@ class PlacementRecord:
         "guests",
         "holder",
         "id",
+        "is_helped",
         "lent",
         "lost",
         "number",
@@ -42,6 +43,7 @@ class PlacementRecord:
         self.expected: list[Book] = []  #: for each bundle, where it will go once others, recalled for it, are gone
         self.awaited = 0  #: how many of those are still there
         self.considered = -1  #: `Accounts.changes` when it was last asked whom to recall for it
+        self.is_helped = False  #: whether recalls, its own or others', make room for it
         self.recalled_for: PlacementRecord | None = None
         self.passed = 0  #: how many placements that came later were granted first
         self.refusals = 0

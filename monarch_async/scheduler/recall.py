@@ -8,8 +8,8 @@ What was recalled counts as free for those it was recalled for. They are not loo
 gone, nor is anybody before something has changed: a queue of thousands costs little while it waits.
 """
 
-from collections.abc import Sequence
-from itertools import islice
+import heapq
+from collections.abc import Callable, Sequence
 
 from monarch_async.scheduler.accounts import Accounts
 from monarch_async.scheduler.amounts import summed
@@ -20,6 +20,7 @@ from monarch_async.scheduler.fit import Fit
 from monarch_async.scheduler.placement_record import PlacementRecord
 
 AHEAD = 16  #: for how many of those that wait others are recalled at once
+TRIES = 32  #: how many of them are looked at, with those that recalls do not help
 
 
 class Recalls:
@@ -37,8 +38,7 @@ class Recalls:
         if not waiting or not accounts.takeable or seen == self._seen:
             return []
         self._seen = seen
-        front = list(islice(waiting, AHEAD))
-        if all(waiter.expected or waiter.considered == accounts.changes for waiter in front):
+        if not self._is_anybody_new():
             return []
         kept = self.dispatch.kept()
         kept_for = {line.head.id: places for line, places in kept}
@@ -46,28 +46,64 @@ class Recalls:
         for record in accounts.recalled.values():
             self._release(record)
         chosen: list[tuple[PlacementRecord, PlacementRecord]] = []
-        for waiter in front:
+
+        def consider(waiter: PlacementRecord) -> bool:
             places = self.dispatch.fit(waiter, None, now)
             if places is None:
                 victims, places = self._victims(waiter, now)
-                chosen += [(victim, waiter) for victim in victims]
-            waiter.considered = accounts.changes
+                chosen.extend([(victim, waiter) for victim in victims])
+            waiter.considered, waiter.is_helped = accounts.changes, places is not None
             for book, held in places or kept_for.get(waiter.id, ()):
                 self._write(book, held, False)
+            return waiter.is_helped
+
+        self._walk(consider)
         self._roll_back(0)
         self.dispatch.restore(kept)
         if chosen:
             self.dispatch.keep_all(now)
         return chosen
 
+    def _is_anybody_new(self) -> bool:
+        """Return whether there is one that might be helped and was not looked at since something changed."""
+        found: list[PlacementRecord] = []
+
+        def look(waiter: PlacementRecord) -> bool:
+            if not waiter.expected and waiter.considered != self.accounts.changes:
+                found.append(waiter)
+            return bool(waiter.expected) or waiter.is_helped
+
+        self._walk(look)
+        return bool(found)
+
+    def _walk(self, consider: Callable[[PlacementRecord], bool]) -> None:
+        """Look at those that wait, in order; ``consider`` returns whether recalls help one.
+
+        Where they do not, they help none of those behind it in its line: others are looked at instead.
+        """
+        lines = [iter(line.members.values()) for line in self.dispatch.waiting.lines.values()]
+        queue = [(head.order, head, line) for line in lines for head in [next(line)]]
+        heapq.heapify(queue)
+        helped = 0
+        for _ in range(TRIES):
+            if not queue or helped == AHEAD:
+                break
+            _, waiter, line = heapq.heappop(queue)
+            if is_helped := consider(waiter):
+                helped += 1
+            if is_helped or waiter.shape.is_spare:  # another holder's spare may be taken for this
+                others = (each for each in line if is_helped or each.holder != waiter.holder)
+                if (later := next(others, None)) is not None:
+                    heapq.heappush(queue, (later.order, later, line))
+
     def revise(self) -> None:
         """Choose anew for those whose hosts are no longer to be had."""
         for record in self.accounts.recalled.values():
             waiter = record.recalled_for
             if waiter is not None and not all(book.is_open for book in waiter.expected):
-                waiter.expected, waiter.awaited = [], 0
+                waiter.expected = []
             if waiter is not None and not waiter.expected:
-                record.recalled_for = None
+                record.recalled_for, waiter.awaited = None, 0
         self.accounts.changes += 1
 
     def _victims(self, waiter: PlacementRecord, now: float) -> tuple[list[PlacementRecord], Fit | None]:
@@ -89,7 +125,8 @@ class Recalls:
         for record in victims:
             self.accounts.mark_recalled(record)
             record.recalled_for = waiter
-        waiter.expected, waiter.awaited = [book for book, _ in places], len(victims)
+        waiter.expected = [book for book, _ in places]
+        waiter.awaited += len(victims)
         return victims, places
 
     def _on_one_host(self, waiter: PlacementRecord, books: Sequence[Book]) -> list[PlacementRecord]:

@@ -305,6 +305,10 @@ class Scheduler:
 
     # -- tables
 
+    def has(self, id: int) -> bool:
+        """Return whether a placement waits or is granted."""
+        return id in self._accounts.placements
+
     def holdings(self) -> Holdings:
         """Return who holds what, and who waits."""
         kept = self._dispatch.kept()

@@ -312,6 +312,25 @@ async def test_bundles_on_a_host_that_is_lost_later_are_told_and_the_rest_is_hel
     assert (2, "free", [1]) not in ann.sent
 
 
+@pytest.mark.parametrize("turns", range(3))
+async def test_b1_what_is_asked_for_within_a_placement_that_ends_meanwhile_is_refused(turns: int) -> None:
+    world = World(hosts=1)
+    ann = Client(world, 1)
+    asked(ann, 1, gang(2))
+    await world.settle()
+    inner = asked(ann, 2, gang(1, within=(1, 0)))
+    for _ in range(turns):  # the request and its answer are on their way
+        for wire in world.ready():
+            wire.deliver()
+    ann.placer.withdraw(1)
+    await world.settle()
+    assert [type(told) for told in inner.told] == [Unschedulable]
+    assert "what it was to be placed within has ended" in str(inner.told[0])
+    ann.placer.withdraw(2)
+    await world.settle()
+    assert world.held() == [Held()] and not world.agents[1].ledger.entries
+
+
 async def test_an_agent_that_cannot_say_yes_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
     world = World(hosts=1)
     ann = Client(world, 1)

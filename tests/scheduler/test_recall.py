@@ -164,3 +164,25 @@ def test_a_spare_is_recalled_where_something_is_kept_for_another():
     assert recalled(ask(made, 11)) == [5]
     assert granted(withdraw(made, 5)) == [11]
     assert granted(withdraw(made, 1)) == [10]
+
+
+def test_who_waits_for_what_no_recall_brings_does_not_keep_others_from_theirs() -> None:
+    made = scheduler(host(2, gpus=1))
+    ask(made, 1, gang(1, cpus=0, gpus=1))
+    ask(made, 2, gang(1, cpus=2, is_spare=True))
+    for id in range(10, 40):
+        assert ask(made, id, gang(1, cpus=0, gpus=1)) == []
+    assert recalled(ask(made, 50, gang(1, cpus=2))) == [2]
+
+
+def test_what_is_recalled_anew_for_one_whose_betters_took_the_first_is_kept_until_all_of_it_is_there() -> None:
+    """P7."""
+    made = scheduler(host(2), host(2))
+    ask(made, 1, gang(1, cpus=2, is_spare=True)), ask(made, 2, SPARE), ask(made, 3, SPARE)
+    assert recalled(ask(made, 4, gang(1, cpus=2))) == [1]
+    assert sorted(recalled(ask(made, 5, gang(1, priority=1)))) == [2, 3]
+    assert granted(withdraw(made, 1)) == [5]
+    assert granted(withdraw(made, 2)) == []
+    assert places(ask(made, 6, gang(1)), 6) == [0]
+    assert granted(ask(made, 7, gang(1))) == [], "what has come back on host1 is for 4"
+    assert granted(withdraw(made, 3)) == [4]
