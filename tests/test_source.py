@@ -79,7 +79,8 @@ def test_types() -> None:
 
 
 def test_the_import_is_light() -> None:
-    code = "import sys, monarch_async; print(*sys.modules)"
+    """Also where every public name is used: they are imported then."""
+    code = "import sys, monarch_async as ma; [getattr(ma, name) for name in ma.__all__]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not HEAVY & loaded
@@ -87,9 +88,20 @@ def test_the_import_is_light() -> None:
 
 
 def test_public_names_are_all_there() -> None:
+    """What editors see is what programs get, from the same modules."""
     assert ma.__all__ == sorted(ma.__all__)
-    public = {name for name, value in vars(ma).items() if not name.startswith("_") and not isinstance(value, type(sys))}
-    assert public | {"__version__"} == set(ma.__all__)
+    seen: dict[str, str] = {}
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("monarch_async."):
+            seen |= {alias.name: str(node.module) for alias in node.names}
+    assert seen == {name: f"monarch_async.{home}" for name, home in ma._HOMES.items()} | {
+        "__version__": "monarch_async.version"
+    }
+    assert set(seen) == set(ma.__all__)
+    for name, home in seen.items():
+        assert getattr(ma, name) is getattr(sys.modules[home], name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ma.nothing  # noqa: B018
 
 
 def test_the_top_level_holds_what_the_design_names() -> None:
