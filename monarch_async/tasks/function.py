@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from monarch_async.wire.payload import Encoded, Ticketed, dumps
 class TaskFunction:
     """A function as workers get it. Those with the same ``id`` are the same."""
 
-    __slots__ = ("buffers", "id", "is_coroutine", "name", "skeleton", "tickets")
+    __slots__ = ("buffers", "id", "is_coroutine", "name", "nbytes", "skeleton", "tickets")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Pickle it. Raises BadCall where it is no function that can run as a task, PicklingError."""
@@ -33,23 +34,27 @@ class TaskFunction:
         for buffer in self.buffers:
             digest.update(buffer)
         self.id = digest.digest()
+        self.nbytes = len(self.skeleton) + sum(map(len, self.buffers))
 
 
 _known: WeakKeyDictionary[Callable[..., Any], TaskFunction] = WeakKeyDictionary()
 
 
+#: What is known by being the same object. Partials, bound methods and objects that can be called have a state, which
+#: may be another the next time.
+_STATELESS = types.FunctionType | types.BuiltinFunctionType | type
+
+
 def function_of(function: Callable[..., Any]) -> TaskFunction:
-    """Return a function as workers get it; pickled the first time, as it was then. Raises as `TaskFunction`."""
-    try:
-        found = _known.get(function)
-    except TypeError:  # it cannot be hashed, or weakly referred to
+    """Return a function as workers get it; raises as `TaskFunction`.
+
+    A plain function is pickled the first time, as it was then; what has a state of its own each time, as it is now.
+    """
+    if not isinstance(function, _STATELESS):
         return TaskFunction(function)
+    found = _known.get(function)
     if found is None:
-        found = TaskFunction(function)
-        try:
-            _known[function] = found
-        except TypeError:
-            pass
+        found = _known[function] = TaskFunction(function)
     return found
 
 

@@ -42,8 +42,14 @@ class TaskRunner(Actor):
         self._running = b""
 
     @endpoint
-    async def learn(self, id: bytes, name: str, skeleton: bytes, buffers: list[bytes]) -> None:
-        """Take a function. It is unpickled for the first task, whose failure it is where that cannot be done."""
+    async def learn(self, id: bytes, name: str, skeleton: bytes, buffers: list[bytes], old: list[bytes]) -> None:
+        """Take a function, and forget ``old`` ones.
+
+        It is unpickled for the first task, whose failure it is where that cannot be done.
+        """
+        for known in old:
+            for by_id in (self._names, self._taught, self._functions):
+                by_id.pop(known, None)  # type: ignore[attr-defined]
         self._names[id], self._taught[id] = name, (skeleton, buffers)
 
     @endpoint

@@ -57,7 +57,12 @@ class Task(Generic[P, R]):
         errors: Literal["raise", "yield"] = "raise",
     ) -> Stream[Any]:
         """Run it once for each item. See `monarch_async.map_unordered`."""
-        return _mapped(cast(Any, self.submit), self._options or read_options(self._given), items, limit, errors)
+        function = function_of(self._function)  # as it is now, for all items
+
+        def submit(item: T) -> TaskFuture[Any]:
+            return active_pool().submit(function, self._options or read_options(self._given), (item,), {})
+
+        return _mapped(submit, self._options or read_options(self._given), items, limit, errors)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
@@ -113,8 +118,9 @@ def submit(
 ) -> "TaskFuture[Any]":
     """Run ``function(*args, **kwargs)`` on a worker that has the resources; return the future of its result.
 
-    It is sent at once where a worker is free. Arguments are pickled now, the function when it is first submitted. A
-    `Ref` among the arguments (not inside of them) becomes its value where the task runs; hosts that have most bytes of
+    It is sent at once where a worker is free. Arguments are pickled now; so is a function that has a state, such as a
+    partial, a bound method or an object that can be called; others when they are first submitted. A `Ref` among the
+    arguments (not inside of them) becomes its value where the task runs; hosts that have most bytes of
     those are preferred. A coroutine function runs on the worker's loop, a plain one on its thread.
 
     The options are explained by `TaskOptions`. Where the function has arguments of such names, use `task`.

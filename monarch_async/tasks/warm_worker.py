@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ log = logging.getLogger("monarch_async")
 #: What the procs of workers are called.
 NAME = "tasks"
 
+#: A worker remembers so many functions, of so many bytes as pickled: closures that a loop makes are all different.
+MOST_KNOWN, MOST_KNOWN_BYTES = 128, 64 << 20
+
 
 class WarmWorker:
     """See the module. ``life`` is the task in which all of it happens."""
@@ -38,7 +42,8 @@ class WarmWorker:
         self.flight: Flight | None = None
         self.is_dead = False
         self.heard_at = 0.0  #: when it last gave a sign of life
-        self._knows: set[bytes] = set()
+        self._knows: OrderedDict[bytes, int] = OrderedDict()  # functions and their bytes, the one last used last
+        self._known_bytes = 0
         self._runner: TaskRunner | None = None
         self._is_wanted = False
         self._ended: asyncio.Future[bool] = pool.router.loop.create_future()
@@ -65,12 +70,20 @@ class WarmWorker:
         return self.life
 
     def teach(self, function: "TaskFunction") -> None:
-        """Send a function, once, before the first task that calls it."""
-        if function.id not in self._knows:
-            self._knows.add(function.id)
-            assert self._runner is not None
-            told = self._runner.learn.call_one(function.id, function.name, function.skeleton, function.buffers)
-            told.add_done_callback(_looked_at)  # what goes wrong there shows when a task calls it
+        """Send a function, once, before the first task that calls it; those that were not called for long go."""
+        if function.id in self._knows:
+            self._knows.move_to_end(function.id)
+            return
+        self._knows[function.id] = function.nbytes
+        self._known_bytes += function.nbytes
+        old: list[bytes] = []
+        while len(self._knows) > 1 and (len(self._knows) > MOST_KNOWN or self._known_bytes > MOST_KNOWN_BYTES):
+            id, nbytes = self._knows.popitem(last=False)
+            self._known_bytes -= nbytes
+            old.append(id)
+        assert self._runner is not None
+        told = self._runner.learn.call_one(function.id, function.name, function.skeleton, function.buffers, old)
+        told.add_done_callback(_looked_at)  # what goes wrong there shows when a task calls it
 
     def probe(self, then: Callable[[], None]) -> None:
         """Call ``then`` once it has given a sign of life. It may be dead, which is then told by others."""

@@ -15,6 +15,16 @@ def add(left: int, right: int = 1) -> int:
     return left + right
 
 
+def sum_named(numbers: dict[str, int], left: int) -> int:
+    return left + sum(numbers.values())
+
+
+def count_known() -> int:
+    """How many functions the worker remembers."""
+    runner: Any = ma.context().actor
+    return len(runner._functions.keys() | runner._taught.keys())
+
+
 async def add_later(left: int, right: int = 1) -> int:
     await asyncio.sleep(0)
     return left + right

@@ -38,13 +38,16 @@ def nap(seconds: float) -> float:
 
 async def test_results_as_they_finish(hosts: ma.HostMesh, tmp_path: Path) -> None:
     def after_the_next(number: int) -> int:
-        """Return when the one of the next number has."""
+        """Return when the result of the next number has come."""
         while number < 2 and not (tmp_path / str(number + 1)).exists():
             time.sleep(0.005)
-        (tmp_path / str(number)).touch()
         return number
 
-    assert [value async for value in ma.map_unordered(after_the_next, range(3), limit=3)] == [2, 1, 0]
+    results = []
+    async for value in ma.map_unordered(after_the_next, range(3), limit=3):
+        results.append(value)
+        (tmp_path / str(value)).touch()
+    assert results == [2, 1, 0]
     assert [value async for value in ma.map_unordered(add, [])] == []
     assert sorted([value async for value in ma.map_unordered(add, range(300))]) == list(range(1, 301))
 

@@ -10,6 +10,7 @@ from task_functions import (
     Adder,
     add,
     add_later,
+    count_known,
     describe,
     die_times,
     environment,
@@ -17,6 +18,7 @@ from task_functions import (
     fail_times,
     hold,
     size_and_host,
+    sum_named,
     unpicklable,
     where,
     where_async,
@@ -41,6 +43,30 @@ async def test_results(hosts: ma.HostMesh) -> None:
         ma.submit(lambda left: left + outside, 1): 11,
     }
     assert await asyncio.gather(*local) == list(local.values())
+
+
+async def test_what_has_a_state_is_sent_as_it_is_now(hosts: ma.HostMesh) -> None:
+    """It was pickled once, and then called with what it had been."""
+    adder, named = Adder(3), {"right": 5}
+    partial = functools.partial(sum_named, named)
+    scheduled = ma.task(adder)
+    assert [await ma.submit(adder, 1), await scheduled.submit(1), await ma.submit(partial, 1)] == [4, 4, 6]
+    adder.right, named["right"] = 30, 50
+    assert [await ma.submit(adder, 1), await scheduled.submit(1), await ma.submit(partial, 1)] == [31, 31, 51]
+    assert [result async for result in ma.map_unordered(adder, [1], limit=1)] == [31]
+
+
+async def test_workers_forget_functions_that_were_not_called_for_long(
+    hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that makes closures made its workers grow for ever."""
+    monkeypatch.setattr("monarch_async.tasks.warm_worker.MOST_KNOWN", 3)
+    first = functools.partial(add, right=1000)
+    for right in range(10):
+        assert await ma.submit(functools.partial(add, right=right), 1) == right + 1
+        assert await ma.submit(first, 1) == 1001
+    assert await ma.submit(functools.partial(add, right=0), 1) == 1
+    assert await ma.submit(count_known) <= 3
 
 
 async def test_functions_run_on_a_thread_and_coroutines_on_the_loop(hosts: ma.HostMesh) -> None:
