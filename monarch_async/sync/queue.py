@@ -93,9 +93,8 @@ class Queue(Reference, Generic[T]):
             if not await asked.outcome():
                 await self._fill(asked, parcel, before, mine)
         finally:
-            if not mine.done():
-                mine.set_result(None)
-            if self._last is mine:
+            _end_after(mine, before)
+            if self._last is mine and mine.done():
                 self._last = None
 
     async def _fill(
@@ -194,6 +193,15 @@ class Queue(Reference, Generic[T]):
             host = domain.hosts[0].name if domain.hosts else ""
             return pack_raised(error, 0, {}, who, "producing", host)
         return pack_error(Error(f"{self.name}: {who}, which put items, was stopped by {type(error).__name__}"))
+
+
+def _end_after(mine: "asyncio.Future[None]", before: "asyncio.Future[None] | None") -> None:
+    """Let go who puts next; where this one was refused or cancelled it comes after those before all the same."""
+    if before is None or before.done():
+        if not mine.done():
+            mine.set_result(None)
+    elif not mine.done():
+        before.add_done_callback(lambda _: mine.done() or mine.set_result(None))
 
 
 class Producing:

@@ -53,6 +53,19 @@ async def test_what_one_puts_at_once_comes_in_that_order(sharers: Any) -> None:
     await asyncio.gather(*puts)
 
 
+async def test_a_put_that_is_refused_lets_nobody_pass(sharers: Any) -> None:
+    """What was put after it passed what was put before it, where that was a large one still on its way."""
+    queue: ma.Queue[Any] = ma.Queue(max_bytes=1 << 20)
+    first = asyncio.create_task(queue.put(np.arange(100_000.0)))
+    await asyncio.sleep(0)
+    with pytest.raises(ma.BadCall, match="max_bytes"):
+        await queue.put_nowait(np.arange(200_000.0))
+    last = asyncio.create_task(queue.put("last"))
+    assert len(await queue.get()) == 100_000
+    assert await queue.get() == "last"
+    await asyncio.gather(first, last)
+
+
 async def test_a_full_queue_makes_producers_wait(sharers: Any) -> None:
     queue: ma.Queue[int] = ma.Queue(maxsize=2)
     puts = sharers.slice(p=0).put.call_one(queue, *range(6))
