@@ -212,7 +212,7 @@ class Placer:
 
     async def holdings(self) -> Holdings:
         """See `holder.Places`."""
-        return self.scheduler.holdings()
+        return self.scheduler.holdings(self._loop.time())
 
     def holder_of(self, id: int) -> Holder | None:
         """Return who holds or waits for a placement."""

@@ -169,4 +169,5 @@ class RemoteHolders:
         self._controller.answer(src, call, self._placer.scheduler.explain(unpack_demand(demand), now))
 
     def _holdings(self, src: int, call: int) -> None:
-        self._controller.answer(src, call, pack_holdings(self._placer.scheduler.holdings()))
+        now = self._controller.router.loop.time()
+        self._controller.answer(src, call, pack_holdings(self._placer.scheduler.holdings(now)))

@@ -34,6 +34,7 @@ from monarch_async.mesh.proc_recipe import (
 from monarch_async.ranks import Extent, Point
 from monarch_async.runtime.call import Call
 from monarch_async.scheduler.demand import Demand
+from monarch_async.scheduler.shape import called
 
 
 class Spot(NamedTuple):
@@ -75,7 +76,7 @@ class Placement:
 
     def __repr__(self) -> str:
         where = ", ".join(f"{host.name}{list(gpus) if gpus else ''}" for host, gpus in self.spots)
-        return f"<placement {self.name}{' (released)' if self.is_released else ''}: {where}>"
+        return f"<placement {called(self.name, self.id)}{' (released)' if self.is_released else ''}: {where}>"
 
     # -- procs -----------------------------------------------------------------------------------------------------
 

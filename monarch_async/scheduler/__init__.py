@@ -16,11 +16,11 @@ Reading order
 - ``events.py``  what goes in and comes out
 - ``amounts.py``, ``shape.py``  the same in whole numbers
 - ``book.py``, ``books.py``  what is left of one host; of all, filed for a quick find
-- ``fit.py``, ``search.py``  where a demand fits; where bundles that differ do
+- ``fit.py``, ``alike.py``, ``search.py``  where a demand fits; where bundles that are alike do, and that differ
 - ``feasibility.py``  whether it ever could, and what is short
 - ``placement_record.py``, ``accounts.py``  a placement as it is booked; all of them
 - ``waiting.py``, ``keeping.py``, ``dispatch.py``  the queue; what is kept for whom; turns
 - ``takeable.py``, ``recall.py``  who may be asked to give back, and who is
 - ``scheduler.py``  the state machine
-- ``holdings.py``, ``explanation.py``  who holds what, as it is shown; why something waits
+- ``holdings.py``, ``table.py``, ``explanation.py``  who holds what; as it is shown; why something waits
 """

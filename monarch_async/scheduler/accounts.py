@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+from monarch_async.scheduler.alike import Fit
+from monarch_async.scheduler.amounts import UNIT, plural, together, words
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.books import Books
 from monarch_async.scheduler.events import Held, HostUp
 from monarch_async.scheduler.feasibility import Kinds, candidates, is_meant, shortfall, shortfall_on
-from monarch_async.scheduler.fit import Fit
 from monarch_async.scheduler.placement_record import PlacementRecord
-from monarch_async.scheduler.shape import Shape
+from monarch_async.scheduler.shape import Shape, called
 from monarch_async.scheduler.takeable import Takeable
 
 NOWHERE: list[Book] = []
@@ -231,19 +232,26 @@ class Accounts:
         """Return what another placement has to do with it: why never, "" if it fits there, None if it says nothing."""
         for relation, id in (("near", shape.near), ("within", shape.within and shape.within[0])):
             if id is not None and id not in self.placements:
-                return f"placement {id}, {relation} which it is to be, is not there (or no longer)"
+                return f"{called('placement', id)}, {relation} which it is to be, is not there (or no longer)"
         if shape.within is not None:
-            id, bundle = shape.within
-            record = self.placements[id]
-            if not 0 <= bundle < len(record.shape.needs):
-                return f"placement {id} has {len(record.shape.needs)} bundles; there is no bundle {bundle}"
-            if bundle in record.lost:
-                return f"bundle {bundle} of placement {id}, within which it is to be, was on a host that is lost"
-            return shortfall_on(shape, [record.room(bundle).empty]) if record.is_granted else ""
+            return self._missing_within(shape, *shape.within)
         if shape.near is not None and self.placements[shape.near].is_granted:
-            hosts = set(self.placements[shape.near].hosts())
+            record = self.placements[shape.near]
+            hosts = set(record.hosts())
             near = [book for book in candidates(shape, list(self.books), ()) if book.host in hosts]
             if not near:
-                return f"placement {shape.near} is on no host that it may go to"
+                return f"{called(record.demand.name, record.id)} is on no host that it may go to"
             return shortfall_on(shape, near)
         return None
+
+    def _missing_within(self, shape: Shape, id: int, bundle: int) -> str:
+        record = self.placements[id]
+        name = called(record.demand.name, id)
+        if not 0 <= bundle < len(record.shape.needs):
+            return f"{name} has {plural(len(record.shape.needs) * UNIT, 'bundle')}; there is no bundle {bundle}"
+        if bundle in record.lost:
+            return f"bundle {bundle} of {name}, within which it is to be, was on a host that is lost"
+        if not record.is_granted or not shortfall_on(shape, [record.room(bundle).empty]):
+            return ""
+        has, needed = words(record.shape.needs[bundle]), words(together(shape.needs))
+        return f"bundle {bundle} of {name} has {has}; it needs {needed}"

@@ -147,6 +147,14 @@ class Books:
             for book in self.emptiest(need):
                 yield book.cpus // need.cpus, book
 
+    def has_room_for(self, need: Need, count: int) -> bool:
+        """Return whether ``count`` bundles of this need fit on all open hosts together."""
+        for book in self.emptiest(need):
+            count -= book.room_for(need, count)
+            if count <= 0:
+                return True
+        return False
+
     def emptiest(self, need: Need) -> Iterator[Book]:
         """Yield open hosts on which this need fits, those with most cpus left first; of equals, by rank."""
         cpus = need.cpus

@@ -4,9 +4,10 @@ import heapq
 from collections.abc import Collection
 
 from monarch_async.scheduler.accounts import Accounts
+from monarch_async.scheduler.alike import Fit
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.events import Held
-from monarch_async.scheduler.fit import Fit, fit
+from monarch_async.scheduler.fit import fit
 from monarch_async.scheduler.keeping import target
 from monarch_async.scheduler.placement_record import PlacementRecord
 from monarch_async.scheduler.waiting import Line, Waiting

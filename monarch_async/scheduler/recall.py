@@ -12,11 +12,11 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from monarch_async.scheduler.accounts import Accounts
+from monarch_async.scheduler.alike import Fit
 from monarch_async.scheduler.amounts import summed
 from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.dispatch import Dispatch
 from monarch_async.scheduler.events import Held
-from monarch_async.scheduler.fit import Fit
 from monarch_async.scheduler.placement_record import PlacementRecord
 
 AHEAD = 16  #: for how many of those that wait others are recalled at once

@@ -39,6 +39,7 @@ Invariants:
         pause, which doubles, is over. Those behind it in its line wait with it.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from monarch_async.scheduler.accounts import Accounts
@@ -68,11 +69,13 @@ from monarch_async.scheduler.events import (
     Warn,
     Withdraw,
 )
-from monarch_async.scheduler.explanation import called, explanation, table
-from monarch_async.scheduler.holdings import Holdings, Waiter, host_holdings
+from monarch_async.scheduler.explanation import explanation
+from monarch_async.scheduler.feasibility import is_meant
+from monarch_async.scheduler.holdings import Holdings, Rows, Waiter
 from monarch_async.scheduler.placement_record import PlacementRecord
 from monarch_async.scheduler.recall import Recalls
-from monarch_async.scheduler.shape import Shapes, described
+from monarch_async.scheduler.shape import Shape, Shapes, called, described
+from monarch_async.scheduler.table import ROWS
 
 REFUSAL_PAUSE = 0.05  #: seconds; doubles with each refusal of one placement, up to `LONGEST_PAUSE`
 LONGEST_PAUSE = 5.0
@@ -139,7 +142,7 @@ class Scheduler:
                 self._turn({host}, now)
             case Declared(kinds):
                 self._accounts.kinds = kinds
-                self._reject_hopeless()
+                self._reject_hopeless(now)
             case Tick():
                 self._tick(now)
             case _:
@@ -164,9 +167,9 @@ class Scheduler:
         if record.is_granted:
             return
         if event.id == shape.near or (shape.within is not None and event.id == shape.within[0]):
-            self._reject(record, "it is to be near or within itself")
+            self._reject(record, "it is to be near or within itself", now)
         elif why := self._accounts.shortfall(shape):
-            self._reject(record, why)
+            self._reject(record, why, now)
 
     def _granted(self, records: list[PlacementRecord]) -> None:
         for record in records:
@@ -184,21 +187,21 @@ class Scheduler:
         freed: set[int] = set()
         for id in ids:
             if (record := self._accounts.placements.get(id)) is not None:
-                freed |= self._end(record)
+                freed |= self._end(record, now)
         self._turn(freed, now)
 
-    def _end(self, record: PlacementRecord) -> set[int]:
+    def _end(self, record: PlacementRecord, now: float) -> set[int]:
         """End a placement, those within it first. Returns the hosts that have more left now."""
         freed: set[int] = set()
         for id in list(record.guests):
-            freed |= self._end(self._accounts.placements[id])
+            freed |= self._end(self._accounts.placements[id], now)
         self._forget(record)
         if not record.is_granted:
             return self._dispatch.leave(record)
         hosts = tuple(record.hosts())
         freed |= self._accounts.end(record)
         self._commands.append(Release(record.id, hosts))
-        self._reject_orphans(record.id)
+        self._reject_orphans(record.id, now)
         return freed
 
     def _forget(self, record: PlacementRecord) -> None:
@@ -215,7 +218,7 @@ class Scheduler:
             return
         freed: set[int] = set()
         for guest in list(record.guests):
-            freed |= self._end(self._accounts.placements[guest])
+            freed |= self._end(self._accounts.placements[guest], now)
         hosts = tuple(other for other in record.hosts() if other != host)
         freed |= self._accounts.end(record)
         if hosts:
@@ -235,25 +238,26 @@ class Scheduler:
             if record.shape in self._waiting.lines:
                 self._waiting.lines[record.shape].is_settled = False
 
-    def _reject(self, record: PlacementRecord, why: str) -> None:
+    def _reject(self, record: PlacementRecord, why: str, now: float) -> None:
         self._dispatch.leave(record)
         self._forget(record)
-        self._commands.append(Reject(record.id, described(record.demand), why, table(self.holdings())))
+        table = self._shown(record.shape, now).table()
+        self._commands.append(Reject(record.id, described(record.demand), why, table))
 
-    def _reject_orphans(self, id: int) -> None:
+    def _reject_orphans(self, id: int, now: float) -> None:
         """Reject those that wait to be near or within a placement that has ended."""
         lines = [line for line in self._waiting.lines.values() if line.shape.refers]
         for record in [record for line in lines for record in line.members.values()]:
             if record.shape.near == id or (record.shape.within and record.shape.within[0] == id):
-                self._reject(record, self._accounts.shortfall(record.shape))
+                self._reject(record, self._accounts.shortfall(record.shape), now)
 
-    def _reject_hopeless(self) -> None:
+    def _reject_hopeless(self, now: float) -> None:
         """Reject those that can never be placed any more (P8)."""
         also = [book for _, book in self._gone.values()]
         for line in list(self._waiting.lines.values()):
             if why := self._accounts.shortfall(line.shape, also):
                 for record in list(line.members.values()):
-                    self._reject(record, why)
+                    self._reject(record, why, now)
 
     # -- hosts
 
@@ -268,7 +272,7 @@ class Scheduler:
             return
         self._gone[host] = (now + self.grace, book)
         self._lose(host)
-        self._reject_hopeless()
+        self._reject_hopeless(now)
         self._turn(None, now)
 
     # -- time
@@ -287,7 +291,7 @@ class Scheduler:
     def _tick(self, now: float) -> None:
         if any(until <= now for until, _ in self._gone.values()):
             self._gone = {host: entry for host, entry in self._gone.items() if entry[0] > now}
-            self._reject_hopeless()
+            self._reject_hopeless(now)
         for line in self._waiting.lines.values():
             head = line.head
             head.refused_until = {host: until for host, until in head.refused_until.items() if until > now}
@@ -300,7 +304,7 @@ class Scheduler:
 
     def _has_its_like(self, waiter: PlacementRecord) -> bool:
         """Return whether this is a cache that would only be larger: its holder goes on with what it has of the kind."""
-        held = [self._accounts.placements[id] for id in self._by_holder[waiter.holder]]
+        held = (self._accounts.placements[id] for id in self._by_holder[waiter.holder])
         return waiter.shape.is_spare and any(other.is_granted and other.shape == waiter.shape for other in held)
 
     # -- tables
@@ -309,20 +313,28 @@ class Scheduler:
         """Return whether a placement waits or is granted."""
         return id in self._accounts.placements
 
-    def holdings(self) -> Holdings:
+    def holdings(self, now: float) -> Holdings:
         """Return who holds what, and who waits."""
+        return self._holdings(list(self._accounts.books), now)
+
+    def _shown(self, shape: Shape, now: float) -> Holdings:
+        """Return who holds what on as many hosts as a table shows: those first on which a demand might be."""
+        books = list(self._accounts.books)
+        if len(books) > ROWS:
+            books.sort(key=lambda book: not is_meant(shape, book))
+        return self._holdings(books, now, ROWS)
+
+    def _holdings(self, books: Sequence[Book], now: float, most: int | None = None) -> Holdings:
         kept = self._dispatch.kept()
         self._dispatch.drop_all()
-        hosts = tuple(host_holdings(book, self._accounts) for book in self._accounts.books)
+        rows = Rows(self._accounts)
+        hosts = tuple([rows.of(book) for book in books[:most]])
         self._dispatch.restore(kept)
         kept_on = {line.head.id: tuple(dict.fromkeys(book.name for book, _ in line.kept)) for line, _ in kept}
-        waiting = tuple(
-            Waiter(
-                record.id, record.demand.name, record.holder, record.since, record.passed, kept_on.get(record.id, ())
-            )
-            for record in self._waiting
-        )
-        return Holdings(hosts, waiting)
+        waiting = tuple([
+            Waiter(r.id, r.demand.name, r.holder, now - r.since, r.passed, kept_on.get(r.id, ())) for r in self._waiting
+        ])  # fmt: skip
+        return Holdings(hosts, waiting, len(books) - len(hosts))
 
     def explain(self, demand: Demand, now: float) -> str:
         """Return why a demand would wait, fit or be rejected if it were asked for now, and who holds what."""
@@ -330,7 +342,7 @@ class Scheduler:
         return self._explained(record, now)
 
     def _explained(self, record: PlacementRecord, now: float) -> str:
-        holdings, kept = self.holdings(), self._dispatch.kept()
+        holdings, kept = self._shown(record.shape, now), self._dispatch.kept()
         self._dispatch.drop_all()
         self._dispatch.restore([entry for entry in kept if entry[0].head.order < record.order])
         text = explanation(record, self._accounts, self._dispatch, holdings, now)

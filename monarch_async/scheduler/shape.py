@@ -76,6 +76,11 @@ class Shapes:
         return shape
 
 
+def called(name: str, id: int) -> str:
+    """Return what a placement is called: its name, and of its id, which no other process may use, the last digits."""
+    return f"{name} #{id % 10_000}"
+
+
 def described(demand: Demand) -> str:
     """Return a demand in words: ``trainer (4 bundles of 1 cpus, 2 gpus; pack; labels zone=a)``."""
     shape = shape_of(demand)
@@ -90,11 +95,11 @@ def described(demand: Demand) -> str:
     if shape.hosts:
         parts.append("hosts " + ", ".join(shape.hosts))
     if shape.near is not None:
-        parts.append(f"near placement {shape.near}")
+        parts.append(f"near {called('placement', shape.near)}")
     if shape.apart is not None:
-        parts.append(f"apart from placement {shape.apart}")
+        parts.append(f"apart from {called('placement', shape.apart)}")
     if shape.within is not None:
-        parts.append(f"within bundle {shape.within[1]} of placement {shape.within[0]}")
+        parts.append(f"within bundle {shape.within[1]} of {called('placement', shape.within[0])}")
     if shape.priority:
         parts.append(f"priority {shape.priority}")
     return f"{demand.name} ({'; '.join(parts)})"

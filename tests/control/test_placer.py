@@ -238,7 +238,7 @@ async def test_who_comes_second_waits_and_gets_it_when_the_first_is_done() -> No
     first, second = asked(ann, 1, gang(3)), asked(bob, 2, gang(3))
     await world.settle()
     assert [len(first.told), len(second.told)] == [1, 0]
-    assert bob.placer.scheduler.holdings().hosts[0].elsewhere == Held(30_000)
+    assert bob.placer.scheduler.holdings(0.0).hosts[0].elsewhere == Held(30_000)
     ann.placer.withdraw(1)
     await world.settle()
     assert second.hosts == [1, 1, 1]
@@ -383,7 +383,7 @@ async def test_lent_cpus_are_others_at_the_agents_too() -> None:
     ann.placer.reclaim(1)
     await world.settle()
     assert world.held() == [Held(60_000)]
-    assert bob.placer.scheduler.holdings().hosts[0].elsewhere == Held(40_000)
+    assert bob.placer.scheduler.holdings(0.0).hosts[0].elsewhere == Held(40_000)
 
 
 async def test_what_is_placed_within_ends_with_what_it_was_placed_in() -> None:
@@ -411,7 +411,7 @@ async def test_what_others_hold_is_known_before_a_host_is_up() -> None:
     world.agents[1].joined(bob.address)
     await world.settle()
     bob.placer.host_up(host)
-    assert bob.placer.scheduler.holdings().hosts[0].elsewhere == Held(30_000)
+    assert bob.placer.scheduler.holdings(0.0).hosts[0].elsewhere == Held(30_000)
 
 
 async def test_what_can_never_be_is_refused_and_forgotten() -> None:
@@ -526,14 +526,14 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
     for agent in world.agents.values():
         assert not agent.ledger.entries
     for client in clients:
-        for host in client.placer.scheduler.holdings().hosts:
+        for host in client.placer.scheduler.holdings(0.0).hosts:
             assert host.free == host.total
         client.placer.close(Closed("this program"))
 
 
 def _check_agreement(world: World, client: Client) -> None:
     """B2: what agents have booked for a client is what its scheduler says it holds."""
-    for host in client.placer.scheduler.holdings().hosts:
+    for host in client.placer.scheduler.holdings(0.0).hosts:
         entries = world.agents[host.host].ledger.entries
         mine = {entry.placement: entry.held for entry in entries if entry.client == client.address}
         assert mine == {holding.id: holding.held for holding in host.holdings}

@@ -79,7 +79,7 @@ def handle(made: Scheduler, *events: Event, now: float = 0.0) -> list[Command]:
 
 def is_empty(made: Scheduler) -> bool:
     """Return whether nobody holds anything and nobody waits."""
-    holdings = made.holdings()
+    holdings = made.holdings(0.0)
     return not holdings.waiting and all(
         not entry.holdings and entry.free.cpus == entry.total.cpus and entry.free == entry.total
         for entry in holdings.hosts

@@ -125,7 +125,7 @@ class Model:
 
     def check_waiting(self) -> None:
         """Check that the first in the queue really does not fit, nor, where nothing is kept, anybody (P5)."""
-        waiting = self.made.holdings().waiting
+        waiting = self.made.holdings(0.0).waiting
         assert {waiter.id for waiter in waiting} == set(self.asked) - set(self.granted)
         free = {number: self.free(number) for number in sorted(self.up - self.closed)}
         for waiter in waiting if not any(waiter.kept_on for waiter in waiting) else waiting[:1]:
@@ -137,7 +137,7 @@ class Model:
 
     def check_books(self) -> None:
         """Check that what the scheduler calls free is what is left here."""
-        for entry in self.made.holdings().hosts:
+        for entry in self.made.holdings(0.0).hosts:
             cpus, devices = self.free(entry.host)
             assert entry.free.cpus == max(cpus, 0)
             assert dict(entry.free.gpus) == {

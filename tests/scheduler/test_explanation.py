@@ -16,7 +16,7 @@ def test_the_table_says_who_holds_what():
     handle(made, TakenElsewhere(0, Held(10_000)), HostClosed(1), Lend(1))
     assert made.explain(gang(1, 8, name="evaluation"), 0.0) == (
         "evaluation (8 cpus)\n"
-        "none of 1 host has 8 cpus free\n"
+        "the only host that it may go to has less than that free\n"
         "host            cpus         gpus         memory                 tpu          held by\n"
         "host0           7 of 8 free  0 of 2 free  48 GiB of 64 GiB free  none         "
         "trainer #1 (lent): 4 cpus, 2 gpus, 16 GiB of memory; others: 1 cpu\n"
@@ -72,8 +72,35 @@ def test_many_hosts_are_shortened():
 def test_waiting_for_one_that_waits():
     made = scheduler(host(1))
     ask(made, 1), ask(made, 2)
-    assert "placement 2, near which it is to be, waits itself" in made.explain(gang(1, 0, near=2), 0.0)
+    assert "placement #2, near which it is to be, waits itself" in made.explain(gang(1, 0, near=2), 0.0)
 
 
 def test_without_hosts():
     assert scheduler().explain(gang(1), 0.0).endswith("no host has joined")
+
+
+def test_holdings_are_printed_as_a_table_with_those_that_wait() -> None:
+    made = scheduler(host(4), host(1), patience=5.0)
+    ask(made, 10_001, gang(3, name="eval"), now=1.0)
+    ask(made, 10_002, gang(4, strategy="strict_pack", name="big"), now=2.0)
+    handle(made, Tick(), now=10.0)
+    assert str(made.holdings(12.0)) == (
+        "host   cpus         held by\n"
+        "host0  1 of 4 free  eval #1: 3 cpus\n"
+        "host1  1 of 1 free  nobody\n"
+        "waits: big #2 for 10 s, for which what frees is kept on host0"
+    )
+
+
+def test_of_many_hosts_those_are_shown_that_are_meant() -> None:
+    made = scheduler(*[host(4)] * 40)
+    text = made.explain(Demand([Bundle(5)], hosts=["host37"]), 0.0)
+    assert "\nhost37  4 of 4 free" in text and text.endswith("and 8 more hosts")
+    assert str(made.holdings(0.0)).endswith("and 8 more hosts")
+
+
+def test_what_a_bundle_has_is_said_to_who_wants_more_of_it() -> None:
+    made = scheduler(host(4))
+    ask(made, 7, gang(1, cpus=2, name="outer"))
+    text = made.explain(gang(3, within=(7, 0)), 0.0)
+    assert "can never be placed: bundle 0 of outer #7 has 2 cpus; it needs 3 cpus\n" in text

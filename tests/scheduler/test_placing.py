@@ -125,7 +125,7 @@ def test_what_waits_to_be_near_something_that_ends_is_rejected():
     assert rejected(commands) == [2]
     (reject,) = ask(made, 3, gang(1, near=1))
     assert (
-        isinstance(reject, Reject) and reject.why == "placement 1, near which it is to be, is not there (or no longer)"
+        isinstance(reject, Reject) and reject.why == "placement #1, near which it is to be, is not there (or no longer)"
     )
 
 
@@ -148,7 +148,7 @@ def test_within_takes_from_what_a_bundle_holds():
     (reject,) = ask(made, 4, gang(1, 3, within=(1, 1)))
     assert isinstance(reject, Reject)
     (reject,) = ask(made, 5, gang(1, within=(1, 2)))
-    assert isinstance(reject, Reject) and reject.why == "placement 1 has 2 bundles; there is no bundle 2"
+    assert isinstance(reject, Reject) and reject.why == "placement #1 has 2 bundles; there is no bundle 2"
     ask(made, 6, gang(1, 2, within=(1, 1)))
     assert withdraw(made, 1)[:2] == [Release(3, (1,)), Release(1, (0, 1))]
     assert is_empty(made)

@@ -160,7 +160,7 @@ def test_a_spare_is_recalled_where_something_is_kept_for_another():
     assert ask(made, 1, gang(3)) != []
     assert ask(made, 10, gang(2, 2, name="gang")) == []
     handle(made, Tick())
-    assert made.holdings().hosts[1].free == Held(10_000)
+    assert made.holdings(0.0).hosts[1].free == Held(10_000)
     assert recalled(ask(made, 11)) == [5]
     assert granted(withdraw(made, 5)) == [11]
     assert granted(withdraw(made, 1)) == [10]
