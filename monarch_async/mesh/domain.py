@@ -264,6 +264,11 @@ class Domain:
         if group is not None:
             self.tell(group.owner, Failure(load_report(report), group.mesh, rank), is_delivered)
 
+    def owns(self, owner: object) -> bool:
+        """Return whether there is anything that `end` would end. On any thread."""
+        belong = [*self.belongings, *self.allocations.values(), *self.groups.values(), *self.registrations.values()]
+        return any(each.owner is owner for each in belong)
+
     async def end(self, owner: object, reason: str) -> None:
         """End what ``owner`` has spawned, as it ends itself, but what is detached. Waits until all is gone."""
         endings = [belonging.end() for belonging in list(self.belongings) if belonging.owner is owner]

@@ -12,6 +12,7 @@ from typing import Any
 
 from monarch_async.errors import BadCall, Closed
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
+from monarch_async.mesh.guardian import current_guardian
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.runtime.context import current_context
 from monarch_async.sync.asked import Asked
@@ -32,16 +33,17 @@ class Holder:
 
 
 class Hold:
-    """One grant. It belongs to the actor whose endpoint got it, and ends with that: a `mesh.domain.Belonging`."""
+    """One grant. It belongs to the actor whose endpoint, or the task, that got it, and ends with that: a
+    `mesh.domain.Belonging`."""
 
     __slots__ = ("_holds", "asked", "owner", "reference", "token")
 
     def __init__(self, holds: "Holds", reference: "Held", asked: Asked, token: int, owner: object) -> None:
-        """``owner`` is None for the client, and for what no actor does."""
+        """``owner`` is None for the client, and for what no actor or task does."""
         self._holds, self.reference, self.asked, self.token, self.owner = holds, reference, asked, token, owner
 
     def end(self) -> None:
-        """The actor has ended."""
+        """The owner has ended."""
         self._holds.drop(self)
         with contextlib.suppress(Closed):
             self.reference._post("release", self.token)
@@ -65,8 +67,7 @@ class Holds:
 
     def add(self, reference: "Held", asked: Asked, token: int) -> None:
         """Something was granted."""
-        context = current_context()
-        hold = Hold(self, reference, asked, token, context.instance if context is not None else None)
+        hold = Hold(self, reference, asked, token, _owner())
         self._by_token[reference._key, token] = hold
         if hold.owner is not None:
             self._domain.belongings.add(hold)
@@ -84,6 +85,11 @@ class Holds:
     async def aclose(self) -> None:
         """The process leaves its hosts, whose agents release what it holds."""
         self._by_token.clear()
+
+
+def _owner() -> object:
+    guardian, context = current_guardian(), current_context()
+    return guardian or (context.instance if context is not None else None)
 
 
 class Held(Reference):

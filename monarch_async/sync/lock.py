@@ -11,9 +11,9 @@ class Lock(Held):
         async with lock as token:
             await storage.write(data, token)
 
-    It is not re-entrant, and belongs to the process, and there to the actor, that got it: when either ends, however it
-    ends, the next in line has it at once. The token is larger than that of every holder before. A process whose host
-    was out of reach for longer than ``resume_window`` has lost it, and can be told by that: see `check`.
+    It is not re-entrant, and belongs to the process, and there to the actor or task, that got it: when either ends,
+    however it ends, the next in line has it at once. The token is larger than that of every holder before. A process
+    whose host was out of reach for longer than ``resume_window`` has lost it, and can be told by that: see `check`.
     """
 
     __slots__ = ()

@@ -96,7 +96,10 @@ class Reference:
 def who_asks(name: str) -> str:
     """Return what tables call who runs now, in the process of this name."""
     context = current_context()
-    return name if context is None else f"{context.name}.{context.endpoint}"
+    if context is None:
+        return name
+    describe = getattr(context.actor, "__describe_call__", None)
+    return f"{context.name}.{context.endpoint}" if describe is None else describe(context.endpoint)
 
 
 def _restore(cls: type[Reference], key: str, home: int, params: tuple[int, ...]) -> Reference:

@@ -4,6 +4,7 @@ Ideas
 - A task is a call of a function in a worker that has its resources. Workers are kept warm by those who submit.
 - Who submits, owns: it keeps what is needed to try again elsewhere, and gives up on what ends every worker it meets.
 - Workers are spares to the scheduler: whoever else needs what they hold gets it as soon as they are free.
+- What a task submits, spawns, places or locks ends with it.
 - A task that waits for tasks lends its cpus to them, and deeper ones go first: nesting needs no more than one cpu.
 
 What it refuses
@@ -18,6 +19,6 @@ Reading order:
 - ``task.py``, ``options.py``, ``function.py``, ``future.py``, ``mapping.py``  what a program says, and gets
 - ``shape.py``, ``events.py``, ``line.py``, ``queue.py``  which task runs on which worker; pure
 - ``pool.py``, ``warm_worker.py``, ``flight.py``  the shell around that
-- ``runner.py``, ``children.py``  in the worker: running a task, and what that submits itself
+- ``runner.py``, ``task_scope.py``, ``children.py``  in the worker: running a task, and what ends with it
 - ``quarantine.py``, ``table.py``  what was set aside; what everything is doing
 """

@@ -20,7 +20,8 @@ class MapSource(Source[Any]):
     """Where the results arrive.
 
     M1. Items that are read and whose result is not taken out yet are never more than the limit.
-    M2. Nothing is read before the first result is asked for, nor after the first error that is to be raised.
+    M2. Nothing is read before the first result is asked for, nor after the first error that is to be raised; that is
+        raised once, and is the end.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class MapSource(Source[Any]):
         self._open = 0  # items that count for the limit
         self._reading: asyncio.Task[None] | None = None
         self._is_read = False  # to its end, or as far as it will be
+        self._has_failed = False
         self._loop = asyncio.get_running_loop()
 
     async def next(self) -> Any:
@@ -113,7 +115,7 @@ class MapSource(Source[Any]):
     def _done(self, future: TaskFuture[Any]) -> None:
         item = self._running.pop(future, None)
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        if self._is_closed:
+        if self._is_closed or self._has_failed:
             return
         if self._yields_errors:
             self._put(TaskOutcome(item, None if error is not None else future.result(), error))
@@ -130,6 +132,7 @@ class MapSource(Source[Any]):
     def _finish(self, error: BaseException | None) -> None:
         """This is the end (M2)."""
         self._is_read = True
+        self._has_failed = error is not None
         self._put(End(error))
         if error is not None:
             self._drop_all()

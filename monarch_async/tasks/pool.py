@@ -121,9 +121,7 @@ class TaskPool:
             self.depth = mine.depth  # one task runs here at a time
             future = ChildFuture(self, what, number, mine)
         self.sent[number] = SentTask(number, function, options, encoded, future)
-        self.feed(
-            Submitted(number, options.shape, options.retries, options.poison, home, function.is_coroutine)
-        )
+        self.feed(Submitted(number, options.shape, options.retries, options.poison, home, function.is_coroutine))
         return future
 
     def _encode(

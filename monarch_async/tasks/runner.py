@@ -5,6 +5,7 @@ arguments are replaced by their values, pulled by the store of this host; those 
 """
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -13,7 +14,8 @@ from monarch_async.errors import BadCall
 from monarch_async.mesh.domain import find_domain
 from monarch_async.mesh.ref import Ref, put
 from monarch_async.runtime.actor import Actor, endpoint
-from monarch_async.tasks.children import Children, children
+from monarch_async.tasks.children import Children
+from monarch_async.tasks.task_scope import TaskScope
 from monarch_async.wire.payload import loads
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class TaskRunner(Actor):
         """
         domain = find_domain()
         assert domain is not None
-        self._loop, self._placer = domain.router.loop, domain.placer
+        self._domain, self._loop, self._placer = domain, domain.router.loop, domain.placer
         self._placement, self._depth = placement, depth
         self._taught: dict[bytes, tuple[bytes, Sequence[bytes]]] = {}
         self._functions: dict[bytes, Callable[..., Any]] = {}
@@ -59,8 +61,7 @@ class TaskRunner(Actor):
     @endpoint
     def run(self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a plain function."""
-        mine = Children(self, self._depth, self._lend)
-        token = children.set(mine)
+        scope = self._enter()
         try:
             function = self._function(id)
             if mode & RESOLVE:
@@ -68,41 +69,46 @@ class TaskRunner(Actor):
             value = function(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = self._wait(_awaited(value))
-            if mine:
-                self._wait(mine.finish())
+            if scope:
+                self._wait(scope.finish())
             return self._wait(_kept(value, count)) if mode & AS_REF else _counted(value, count)
         except BaseException:
-            if mine:
-                self._wait(mine.abandon())
+            if scope:
+                self._wait(scope.abandon())
             raise
         finally:
-            mine.is_over = True
-            children.reset(token)
+            scope.leave()
 
     @endpoint
     async def run_coroutine(
         self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
         """Run a coroutine function."""
-        mine = Children(self, self._depth, self._lend)
-        children.set(mine)
+        scope = self._enter()
         try:
             function = self._function(id)
             if mode & RESOLVE:
                 args, kwargs = await _resolve(args, kwargs)
             value = await function(*args, **kwargs)
-            if mine:
-                await mine.finish()
+            if scope:
+                await scope.finish()
             return await _kept(value, count) if mode & AS_REF else _counted(value, count)
         except BaseException:
-            if mine:
-                await mine.abandon()
+            if scope:
+                await scope.abandon()
             raise
         finally:
-            mine.is_over = True
+            scope.leave()
+
+    def _enter(self) -> TaskScope:
+        scope = TaskScope(
+            self._domain, functools.partial(self.__describe_call__, "?"), Children(self, self._depth, self._lend)
+        )
+        scope.enter()
+        return scope
 
     def __describe_call__(self, endpoint: str) -> str:
-        """Return what runs (`Proc.status`)."""
+        """Return what runs, for tables and errors."""
         return f"task {self._names.get(self._running, endpoint)}"
 
     def _function(self, id: bytes) -> Callable[..., Any]:

@@ -128,7 +128,8 @@ def submit(
     The future raises what the function raised (a `RemoteError` that is also of the original class), ProcDied or
     HostLost where no retry was left, Poisoned, and Unschedulable where no host could ever fit it. Cancelling it cancels
     a coroutine, and ends the worker of a plain function, which cannot be interrupted; the future is cancelled when that
-    is done. A task that is submitted by a task ends before that one does, and is cancelled with it.
+    is done. A task that is submitted by a task ends before that one does, and is cancelled with it. So does what a task
+    has spawned, placed, registered or locked.
 
     Raises BadDemand, BadCall and PicklingError, at once; Poisoned where the same is in quarantine; Closed.
     """

@@ -143,6 +143,43 @@ def deep_on_threads(levels: int) -> int:
     return 1 + asyncio.run_coroutine_threadsafe(nested(), loop).result()
 
 
+class Left(ma.Actor):
+    """What a task spawns."""
+
+    @ma.endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+async def leave_all(lock: ma.Lock, *, is_to_fail: bool = False) -> int:
+    """Spawn, place and lock, and care for nothing of it; return the pid of what was spawned."""
+    await lock.acquire()
+    await ma.cluster().place(ma.Demand([ma.Bundle(cpus=0)], name="left"))
+    pid = await ma.this_host().spawn_procs().spawn("left", Left).pid.call_one()
+    if is_to_fail:
+        raise ValueError(pid)
+    return pid
+
+
+async def who_holds(lock: ma.Lock) -> str:
+    """Take it, and ask."""
+    async with lock:
+        holder = await lock.holder()
+    return holder.name if holder else ""
+
+
+async def lose_an_actor() -> str:
+    """Spawn one, and kill it."""
+    actor = ma.this_host().spawn_procs().spawn("left", Left)
+    os.kill(await actor.pid.call_one(), signal.SIGKILL)
+    try:
+        while True:
+            await actor.pid.call_one()
+    except ma.ProcDied:
+        await asyncio.sleep(0.05)
+        return "handled"
+
+
 async def leave_behind(folder: str) -> str:
     """Submit and do not wait."""
     ma.submit(hold, folder, 0.05)

@@ -146,3 +146,13 @@ async def test_deaths_are_retried(hosts: ma.HostMesh, tmp_path: Path) -> None:
             async for _ in ma.map_unordered(hold, [str(tmp_path)]):
                 pass
     await wait_given_back()
+
+
+async def test_an_error_is_raised_once_and_is_the_end(hosts: ma.HostMesh) -> None:
+    """M2. Who asked on got the cancellation of what had still run."""
+    results = ma.map_unordered(fail, ["first"] * 20, limit=20)
+    with pytest.raises(ValueError, match="first"):
+        await anext(results)
+    await asyncio.sleep(0.05)
+    with pytest.raises(StopAsyncIteration):
+        await anext(results)
