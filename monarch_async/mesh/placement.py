@@ -139,6 +139,8 @@ class Placement:
         indices = list(range(len(self.spots)) if bundles is None else bundles)
         if not indices or any(not isinstance(i, int) or not 0 <= i < len(self.spots) for i in indices):
             raise BadCall("spawn_procs", f"bundles={bundles!r}: {self.name} has bundles 0 to {len(self.spots) - 1}")
+        if len(set(indices)) < len(indices):
+            raise BadCall("spawn_procs", f"bundles={bundles!r}: one stands there twice; see per_bundle")
         if lost := [index for index in indices if index in self.lost]:
             raise HostLost(self.spots[lost[0]].host.name, f"bundle {lost[0]} of placement {self.name} was there")
         return indices

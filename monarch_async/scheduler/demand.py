@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_async.errors import BadDemand
+from monarch_async.scheduler.resources import check_amounts, check_labels
 
 STRATEGIES = ("pack", "spread", "strict_pack", "strict_spread")
 
@@ -23,9 +24,7 @@ class Bundle:
 
     def __post_init__(self) -> None:
         """Check amounts. Raises BadDemand."""
-        for name, amount in {"cpus": self.cpus, "gpus": self.gpus, "memory": self.memory, **self.custom}.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
-                raise BadDemand(f"{name}={amount!r} of a bundle: expected an amount of 0 or more")
+        check_amounts({"cpus": self.cpus, "gpus": self.gpus, "memory": self.memory}, self.custom, "a bundle")
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise BadDemand(f"gpus={self.gpus:g} of a bundle: whole devices, or a fraction of one")
 
@@ -72,10 +71,33 @@ class Demand:
 
     def __post_init__(self) -> None:
         """Check what does not depend on hosts."""
-        object.__setattr__(self, "bundles", tuple(self.bundles))
-        object.__setattr__(self, "hosts", tuple(self.hosts))
-        object.__setattr__(self, "prefers", tuple(self.prefers))
-        if not self.bundles or not all(isinstance(bundle, Bundle) for bundle in self.bundles):
-            raise BadDemand(f"bundles={self.bundles!r}: expected one monarch_async.Bundle or more")
+        bundles = tuple(self.bundles) if isinstance(self.bundles, Sequence) else ()
+        if not bundles or not all(isinstance(bundle, Bundle) for bundle in bundles):
+            raise BadDemand(f"bundles={self.bundles!r}: expected a list of one monarch_async.Bundle or more")
+        object.__setattr__(self, "bundles", bundles)
+        for name in ("hosts", "prefers"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        check_labels(self.labels)
         if self.strategy not in STRATEGIES:
             raise BadDemand(f"strategy={self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        for name in ("near", "apart"):
+            if getattr(self, name) is not None and not _is_whole(getattr(self, name)):
+                raise BadDemand(f"{name}={getattr(self, name)!r}: expected the id of a placement (its .id)")
+        within = self.within
+        if within is not None and not (isinstance(within, tuple) and len(within) == 2 and all(map(_is_whole, within))):
+            raise BadDemand(f"within={within!r}: expected (the id of a placement, the index of one of its bundles)")
+        if not _is_whole(self.priority):
+            raise BadDemand(f"priority={self.priority!r}: expected a whole number")
+        for name in ("axis", "name"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise BadDemand(f"{name}={getattr(self, name)!r}: expected a text")
+
+
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise BadDemand(f"{what}={names!r}: expected a list of names of hosts")
+    return tuple(names)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -197,6 +197,8 @@ async def test_wrong_arguments_start_nothing(hosts: ma.HostMesh) -> None:
             placement.spawn_procs(start="thread")
         with pytest.raises(ma.BadCall, match="name="):
             placement.spawn_procs(name="")
+        with pytest.raises(ma.BadCall, match="one stands there twice"):
+            placement.spawn_procs(bundles=[0, 0])
         assert not (await hosts.status()).hosts[0].procs
     with pytest.raises(ma.BadDemand, match=r"expected a monarch_async\.Demand"):
         ma.cluster().place({"cpus": 1})  # type: ignore[arg-type]

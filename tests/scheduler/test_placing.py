@@ -1,11 +1,14 @@
 """Where demands go: exact commands."""
 
+from typing import Any
+
 import pytest
 from few_hosts import ask, gang, gpus, granted, handle, host, is_empty, places, rejected, scheduler, withdraw
 
 from monarch_async.errors import BadDemand
 from monarch_async.scheduler.demand import Bundle, Demand
 from monarch_async.scheduler.events import Ask, Declared, Grant, Held, HostUp, Reject, Release, Spot
+from monarch_async.scheduler.resources import Resources
 
 
 def test_one_cpu_is_granted_at_once_and_released_when_it_is_withdrawn():
@@ -223,6 +226,40 @@ def test_demands_that_make_no_sense():
         Demand([Bundle()], "loose")
     with pytest.raises(BadDemand):
         Demand([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"bundles": Bundle()}, "expected a list of one monarch_async.Bundle"),
+        ({"hosts": "host0"}, "hosts='host0': expected a list of names"),
+        ({"prefers": [3]}, r"prefers=\[3\]: expected a list of names"),
+        ({"labels": {"zone": 1}}, "labels=.*: expected texts by name"),
+        ({"near": "trainer"}, "near='trainer': expected the id of a placement"),
+        ({"within": 5}, r"within=5: expected \(the id of a placement, the index"),
+        ({"priority": "high"}, "priority='high': expected a whole number"),
+        ({"axis": ""}, "axis='': expected a text"),
+    ],
+)
+def test_demands_of_the_wrong_kind_are_refused_before_they_are_asked_for(changes: dict[str, Any], why: str):
+    with pytest.raises(BadDemand, match=why):
+        Demand(**{"bundles": [Bundle()], **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cpus": "4"}, "cpus='4' of a host: expected an amount"),
+        ({"gpus": 2}, "gpus=2 of a host: expected the ids"),
+        ({"gpus": "01"}, "gpus='01' of a host: expected the ids"),
+        ({"gpus": ("1", 1)}, "an id stands there twice"),
+        ({"labels": ["a"]}, "expected texts by name"),
+        ({"custom": {"gpus": 1}}, "'gpus' is no name for a resource"),
+    ],
+)
+def test_hosts_of_the_wrong_kind(changes: dict[str, Any], why: str):
+    with pytest.raises(BadDemand, match=why):
+        Resources(**changes)
 
 
 def test_a_demand_of_nothing_is_granted():
