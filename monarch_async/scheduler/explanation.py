@@ -1,9 +1,9 @@
 """Why a demand waits, in words: what is short, what is before it, and a table of who holds what."""
 
 from monarch_async.scheduler.accounts import Accounts
-from monarch_async.scheduler.amounts import words
+from monarch_async.scheduler.amounts import total, words
 from monarch_async.scheduler.dispatch import Dispatch
-from monarch_async.scheduler.holdings import Holdings
+from monarch_async.scheduler.holdings import Holdings, free
 from monarch_async.scheduler.placement_record import PlacementRecord
 from monarch_async.scheduler.shape import called, described
 from monarch_async.scheduler.table import more
@@ -60,6 +60,10 @@ def _short(record: PlacementRecord, accounts: Accounts, now: float) -> str:
     if not books:
         return "no host that it may go to is there and open now"
     need = shape.needs[0]
+    if shape.within is not None:
+        id, bundle = shape.within
+        name = called(accounts.placements[id].demand.name, id)
+        return f"bundle {bundle} of {name} has {words(total(free(books[0])))} left of its {words(total(books[0].total))}"
     if len(shape.needs) == 1:
         if len(books) == 1:
             return "the only host that it may go to has less than that free"

@@ -104,3 +104,6 @@ def test_what_a_bundle_has_is_said_to_who_wants_more_of_it() -> None:
     ask(made, 7, gang(1, cpus=2, name="outer"))
     text = made.explain(gang(3, within=(7, 0)), 0.0)
     assert "can never be placed: bundle 0 of outer #7 has 2 cpus; it needs 3 cpus\n" in text
+    ask(made, 8, gang(1, cpus=1.5, within=(7, 0)))
+    text = made.explain(gang(1, within=(7, 0)), 0.0)
+    assert "\nbundle 0 of outer #7 has 0.5 cpus left of its 2 cpus\n" in text
