@@ -63,7 +63,8 @@ def _short(record: PlacementRecord, accounts: Accounts, now: float) -> str:
     if shape.within is not None:
         id, bundle = shape.within
         name = called(accounts.placements[id].demand.name, id)
-        return f"bundle {bundle} of {name} has {words(total(free(books[0])))} left of its {words(total(books[0].total))}"
+        left, whole = words(total(free(books[0]))), words(total(books[0].total))
+        return f"bundle {bundle} of {name} has {left} left of its {whole}"
     if len(shape.needs) == 1:
         if len(books) == 1:
             return "the only host that it may go to has less than that free"
