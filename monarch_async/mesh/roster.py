@@ -52,6 +52,7 @@ class ClientRoster:
         self._controller, self._links = program.controller, program.controller.links
         self._given: dict[int, Host] = {}  # by the source, and not given back
         self._departures: dict[int, asyncio.Task[None]] = {}
+        self._requests = 0  # to the source that are under way
         self._declare()
 
     async def watch(self) -> HostWatch:
@@ -75,6 +76,7 @@ class ClientRoster:
             raise BadCall("grow", "this program has no source of further hosts: attach(..., source=...)")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadCall("grow", f"count={count!r}: expected a positive number of hosts")
+        self._requests += 1
         try:
             urls = await source.request(count, resources)
             try:
@@ -84,6 +86,7 @@ class ClientRoster:
                 await asyncio.gather(*given, return_exceptions=True)
                 raise
         finally:
+            self._requests -= 1
             self._declare()
         self._given.update({host.id: host for host in hosts})
         self._program.warm(hosts)
@@ -142,7 +145,8 @@ class ClientRoster:
                 self._declare()
 
     def _declare(self) -> None:
-        if self._source is not None and not self._controller.router.is_closed:
+        """Say what the source has, unless hosts are on their way: they are there in neither way, and are waited for."""
+        if self._source is not None and not self._requests and not self._controller.router.is_closed:
             self._program.placer.declare(self._source.declared())
 
     async def aclose(self) -> None:

@@ -58,6 +58,7 @@ class Source:
         self.world, self.left = world, most
         self.given: list[str] = []
         self.fails_at = -1
+        self.delay = 0.0
 
     def declared(self) -> Sequence[tuple[ma.Resources, int]]:
         return [(simulation.RESOURCES, self.left)]
@@ -69,6 +70,7 @@ class Source:
         for _ in range(count):
             index = len(self.world.agents)
             self.left -= 1
+            await asyncio.sleep(self.delay)
             if index != self.fails_at:
                 await self.world.start_agent(index)
             self.given.append(self.world.url(index))
@@ -330,3 +332,21 @@ def test_who_follows_slowly_is_brought_up_to_date() -> None:
         assert kinds == ["left", "left"]
 
     simulation.run(main(), 0, True)
+
+
+def test_a_host_on_its_way_is_waited_for_whatever_else_is_asked_of_its_source() -> None:
+    async def test(world: Simulation) -> None:
+        source = Source(world, most=1)
+        source.delay = 60.0
+        use(source)
+        placing = asyncio.ensure_future(ma.cluster().place(ma.Demand([ma.Bundle()] * 2, strategy="strict_spread")))
+        growing = asyncio.ensure_future(ma.cluster().grow(1))
+        await asyncio.sleep(1)
+        with pytest.raises(ma.BadDemand, match="there are 0"):
+            await ma.cluster().grow(1)
+        await growing
+        await (await placing).release()
+        with pytest.raises(ma.Unschedulable):
+            await ma.cluster().place(ma.Demand([ma.Bundle()] * 3, strategy="strict_spread"))
+
+    run(test)
