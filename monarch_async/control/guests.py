@@ -27,6 +27,9 @@ from monarch_async.wire.link import Link
 #: Why one who says that this is his first session is not let in.
 ALREADY = "has a session here already"
 
+#: Why one who has left is not expected back.
+GOODBYE = "it said goodbye"
+
 log = logging.getLogger("monarch_async.agent")
 
 
@@ -40,9 +43,14 @@ class Guest:
         self.session, self.connection, self.role, self.heard_at = session, connection, role, now
         self.came_to = came_to
 
-    def facts(self) -> tuple[str, str, bool, int]:
-        """Return name, role, whether it is connected, and address: what the status shows."""
-        return self.connection.name, self.role, self.connection.wire is not None, self.connection.address
+    def facts(self, now: float) -> tuple[str, str, float, int]:
+        """Return name, role, for how long it is not connected, and address: what the status shows."""
+        away = 0.0 if self.connection.wire is not None else max(now - self.heard_at, 0.001)
+        return self.connection.name, self.role, away, self.connection.address
+
+    def may_return(self, why: str) -> bool:
+        """Return whether one that is gone for this reason may dial in again, as the same program."""
+        return self.role == "client" and self.connection.link is not None and why != GOODBYE
 
 
 class Guests:
@@ -76,6 +84,10 @@ class Guests:
 
     def __iter__(self) -> Iterator[Guest]:
         return iter(list(self._guests.values()))
+
+    def facts(self) -> list[tuple[str, str, float, int]]:
+        """Return what the status shows of each: see `Guest.facts`."""
+        return [guest.facts(self._clock()) for guest in self]
 
     def admit(self, info: bytes) -> bytes:
         """Answer an authenticated dialler's introduction; raises HandshakeRefused."""
@@ -138,6 +150,8 @@ class Guests:
             wire.abort()
             return
         guest.heard_at = self._clock()
+        if guest.role == "client":
+            log.info("%s is back", guest.connection.name)
         guest.connection.attach(wire, leftover, replay)
 
     def refused(self, who: str, error: HandshakeRefused) -> None:
@@ -152,10 +166,16 @@ class Guests:
                     self._expire(guest, "its connection closed")
                 else:
                     connection.link.down(self._clock())
+                    if guest.role == "client":
+                        log.info(
+                            "%s: its connection broke; its procs here end unless it is back within %g s",
+                            connection.name,
+                            self._config.resume_window,
+                        )
                 return True
         return False
 
-    def leave(self, address: int, why: str = "it said goodbye") -> None:
+    def leave(self, address: int, why: str = GOODBYE) -> None:
         """A guest says goodbye, or is known to be gone: there is no lease to wait for."""
         for guest in self:
             if guest.connection.address == address:

@@ -156,8 +156,8 @@ class HostAgent:
         self.leases.left(guest, why)
         mine = [worker for worker in self.workers.living() if worker.root == client.address]
         log.info("%s left (%s): ending %d procs", client.name, why, len(mine))
-        self.workers.kill(mine, signal.SIGKILL, f"the agent: client {client.name} is gone, {why}")
-        self.workers.forget_client(client.address)
+        self.workers.kill(mine, signal.SIGKILL, f"the agent: {client.name} is gone, {why}")
+        self.workers.forget_client(client.address, guest.may_return(why))
         self.reservations.left(client.address)
         gone = Exit.host_lost(client.address, client.name, why)
         for other in self.relay.forget(client.address):
@@ -329,7 +329,8 @@ class HostAgent:
                 "pid": os.getpid(),
                 "load": os.getloadavg()[0],
                 "cpus": os.cpu_count(),
-                "guests": [guest.facts() for guest in self.guests],
+                "guests": self.guests.facts(),
+                "window": self.guests.window,
                 "procs": rows,
                 **self.reservations.facts(self._name_of),
                 "store": self.store.facts(),

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -32,6 +33,9 @@ from monarch_async.wire.frame import CONTROL, EXITED, LEASE, LOG, pack_frame
 #: How long a dead proc's socket may still have something to say.
 _LAST_WORDS = 0.05
 
+#: Of so many clients that were given up it is remembered how their procs have ended.
+_MOST_AWAY = 64
+
 
 class Workers:
     """Workers by proc id. They talk through ``relay``; the nursery starts and ends them."""
@@ -45,6 +49,7 @@ class Workers:
         self.nursery = Nursery(self._started, self._refused, self._exited, config.stop_grace, name)
         self._living: dict[int, Worker] = {}
         self._exits: dict[int, tuple[int, Exit]] = {}  # with their client
+        self._away: OrderedDict[int, None] = OrderedDict()  # clients that were given up, and may come back
         self._connecting: set[asyncio.Task[None]] = set()
         self._oom_kills = oom_kills()
         self._is_ending = False
@@ -188,7 +193,7 @@ class Workers:
 
     def _tell(self, worker: Worker, exit: Exit) -> None:
         """Tell its owner, its client, and whoever sent to it."""
-        if worker.lease or self._relay.find(worker.root) is not None:
+        if worker.lease or worker.root in self._away or self._relay.find(worker.root) is not None:
             self._exits[worker.id] = worker.root, exit
         if worker.lease:
             self.on_ended(worker, exit)
@@ -216,8 +221,15 @@ class Workers:
         orphans = [w for w in self.living() if w.owner == owner and not (w.lease and w.root == owner)]
         self.kill(orphans, signal.SIGKILL, "the agent: the proc that spawned it has died")
 
-    def forget_client(self, root: int) -> None:
-        """A client is gone for good: how its procs have ended is of interest to nobody."""
+    def forget_client(self, root: int, may_return: bool = False) -> None:
+        """A client is gone: how its procs have ended is of interest to nobody, unless it ``may_return``."""
+        if may_return:
+            self._away[root] = None
+            self._away.move_to_end(root)
+            if len(self._away) <= _MOST_AWAY:
+                return
+            root, _ = self._away.popitem(last=False)
+        self._away.pop(root, None)
         self._exits = {id: known for id, known in self._exits.items() if known[0] != root}
 
     def exit_of(self, dst: int) -> Exit:

@@ -58,10 +58,24 @@ class ProcStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """A program that uses this host; one that is not connected keeps its procs until its lease runs out."""
+    """A program that uses this host; one that is not connected for so many seconds (``away``) keeps its procs.
+
+    Until it was not for ``window`` seconds: the agent's `Config.resume_window`.
+    """
 
     name: str
-    is_connected: bool
+    away: float
+    window: float
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is connected now."""
+        return not self.away
+
+    def __str__(self) -> str:
+        if self.is_connected:
+            return self.name
+        return f"{self.name} (not connected for {format_age(self.away)}, gone after {self.window:g} s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +178,9 @@ def _proc_name(proc: Mapping[str, Any]) -> str:
 def _host(
     answer: Mapping[str, Any], names: Mapping[int, str], leases: Mapping[int, DetachedStatus]
 ) -> HostStatus:
-    clients = [ClientStatus(name, connected) for name, role, connected, _ in answer["guests"] if role == "client"]
+    clients = [
+        ClientStatus(name, away, answer["window"]) for name, role, away, _ in answer["guests"] if role == "client"
+    ]
     procs = sorted(answer["procs"], key=lambda proc: (proc["mesh"], proc["rank"]))
     facts = {key: answer[key] for key in ("name", "url", "pid", "load", "cpus")}
     store = StoreStatus(**answer["store"], holders=tuple(StoreShare(*share) for share in answer["holders"]))
@@ -194,11 +210,10 @@ _STYLES = {"blocked": "bold red", "failed": "bold red", "starting": "yellow"}
 def _headline(host: HostStatus) -> "Text":
     from rich.text import Text
 
-    clients = [client.name + ("" if client.is_connected else " (disconnected)") for client in host.clients]
     return Text.assemble(
         (host.name, "bold"),
         f"  {host.url}  pid {host.pid}\n",
-        f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(clients) or 'none'}",
+        f"load {host.load:.1f} on {host.cpus} cpus  clients: {', '.join(map(str, host.clients)) or 'none'}",
         f"\n{host.placed}\n",
         *[f"detached {lease}\n" for lease in host.detached],
         _store_line(host.store),

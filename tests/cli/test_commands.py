@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,20 @@ class Caller(ma.Actor):
     @ma.endpoint
     async def forward(self) -> None:
         await self.sleeper.sleep.call_one()
+
+
+SITTER = """
+import asyncio, sys
+import monarch_async as ma
+
+async def main():
+    async with ma.attach(sys.argv[1], token_file=sys.argv[2]) as hosts:
+        await hosts.spawn_procs()
+        print("here", flush=True)
+        await asyncio.sleep(60)
+
+ma.run(main())
+"""
 
 
 @pytest.fixture
@@ -113,6 +128,26 @@ async def test_an_agent_ends_in_order_on_a_signal(token: Path, signo: signal.Sig
         assert await process.wait() == 0
         assert process.stderr is not None
         assert "agent alpha ended" in (await process.stderr.read()).decode()
+
+
+async def test_a_program_that_was_killed_is_in_the_log_and_the_status_until_its_window_is_over(token: Path) -> None:
+    environ = {**ENVIRON, "MONARCH_ASYNC_RESUME_WINDOW": "4"}
+    async with agent("--token-file", str(token), "--name", "alpha", environ=environ) as (url, process):
+        assert process.stderr is not None
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SITTER, url, str(token), stdout=subprocess.PIPE
+        )
+        assert program.stdout is not None
+        await program.stdout.readline()
+        program.kill()
+        await program.wait()
+        said = await wait_line(process.stderr, f"client {program.pid}: its connection broke")
+        assert "its procs here end unless it is back within 4 s" in said
+        code, shown, _ = await run("status", url, "--token-file", str(token))
+        assert code == 0
+        away = re.search(r"client (\d+) \(not connected for [\d.]+ s, gone after 4 s\)", " ".join(shown.split()))
+        assert away is not None and int(away[1]) == program.pid
+        assert "ending 1 procs" in await wait_line(process.stderr, "not heard for")
 
 
 async def test_an_agent_serves_a_program_that_attaches_and_logs_who_it_refuses(token: Path) -> None:

@@ -19,7 +19,7 @@ def answer(
     gauges |= {"budget": 8_000_000_000, **(store or {})}
     holders = [["procs[0]", 10, 3, 5_000_000_000], ["beta", 20, 1, 2_000_000_000]] if store else []
     facts |= {"resources": Resources(cpus=2.0).pack(), "reservations": [], "leases": []}
-    return {**facts, "guests": guests or [], "procs": procs, "store": gauges, "holders": holders}
+    return {**facts, "guests": guests or [], "window": 30.0, "procs": procs, "store": gauges, "holders": holders}
 
 
 def proc(mesh: str, rank: int, address: int, *running: list[Any], state: str = "up") -> dict[str, Any]:
@@ -45,11 +45,12 @@ def test_callers_are_named_across_hosts() -> None:
 
 
 def test_procs_come_in_order_and_only_clients_are_shown() -> None:
-    others = [["beta", "agent", True, 7], ["status", "observer", True, 8]]
-    guests = [["me", "client", True, 5], ["you", "client", False, 6], *others]
+    others = [["beta", "agent", 0.0, 7], ["status", "observer", 0.0, 8]]
+    guests = [["me", "client", 0.0, 5], ["you", "client", 2.5, 6], *others]
     (host,) = parse_status([answer("alpha", [proc("b", 10, 3), proc("b", 9, 2), proc("a", 0, 1)], guests)]).hosts
     assert [p.name for p in host.procs] == ["a[0]", "b[9]", "b[10]"]
-    assert host.clients == (ClientStatus("me", True), ClientStatus("you", False))
+    assert host.clients == (ClientStatus("me", 0.0, 30.0), ClientStatus("you", 2.5, 30.0))
+    assert [str(client) for client in host.clients] == ["me", "you (not connected for 2.50 s, gone after 30 s)"]
 
 
 def test_the_table_fits_80_columns() -> None:
@@ -64,7 +65,7 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_names_are_text_and_not_markup() -> None:
-    lines = shown(parse_status([answer("[red]alpha", [proc("[bold]", 0, 1)], [["[i]me", "client", True, 5]])]))
+    lines = shown(parse_status([answer("[red]alpha", [proc("[bold]", 0, 1)], [["[i]me", "client", 0.0, 5]])]))
     assert lines[0].startswith("[red]alpha ")
     assert lines[1].endswith("[i]me")
     assert any(line.startswith("[bold][0]") for line in lines)
