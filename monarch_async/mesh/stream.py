@@ -91,6 +91,7 @@ class Source(Generic[T]):
         item = self._items.popleft()
         if isinstance(item, End):
             self._is_closed = True
+            self._items.clear()  # it has one end
             if item.error is not None:
                 raise item.error
             raise StopAsyncIteration

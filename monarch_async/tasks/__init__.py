@@ -18,7 +18,7 @@ What it refuses
 Reading order:
 - ``task.py``, ``options.py``, ``function.py``, ``future.py``, ``mapping.py``  what a program says, and gets
 - ``shape.py``, ``events.py``, ``line.py``, ``queue.py``  which task runs on which worker; pure
-- ``pool.py``, ``warm_worker.py``, ``flight.py``  the shell around that
+- ``pool.py``, ``warm_worker.py``, ``sent_task.py``, ``flight.py``, ``items.py``  the shell around that
 - ``runner.py``, ``task_scope.py``, ``children.py``  in the worker: running a task, and what ends with it
 - ``quarantine.py``, ``table.py``  what was set aside; what everything is doing
 """

@@ -93,6 +93,13 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Something of a task's results has been seen: it is not to be tried again."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """Nobody wants a task any more. Unknown ones, and those cancelled before, do nothing."""
 
@@ -113,7 +120,7 @@ class Tick:
 
 Event = (
     Submitted | Granted | Rejected | Ready | Finished | Raised
-    | Stopped | Died | Recalled | Cancelled | Overdue | Tick
+    | Stopped | Died | Recalled | Seen | Cancelled | Overdue | Tick
 )  # fmt: skip
 
 # -- commands ----------------------------------------------------------------------------------------------------------

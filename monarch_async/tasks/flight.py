@@ -7,7 +7,8 @@ from monarch_async.wire.payload import Buffer
 
 if TYPE_CHECKING:
     from monarch_async.runtime.path import Path
-    from monarch_async.tasks.pool import SentTask, TaskPool
+    from monarch_async.tasks.pool import TaskPool
+    from monarch_async.tasks.sent_task import SentTask
     from monarch_async.tasks.warm_worker import WarmWorker
 
 

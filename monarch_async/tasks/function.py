@@ -15,7 +15,7 @@ from monarch_async.wire.payload import Encoded, Ticketed, dumps
 class TaskFunction:
     """A function as workers get it. Those with the same ``id`` are the same."""
 
-    __slots__ = ("buffers", "id", "is_coroutine", "name", "nbytes", "skeleton", "tickets")
+    __slots__ = ("buffers", "id", "is_coroutine", "is_stream", "name", "nbytes", "skeleton", "tickets")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Pickle it. Raises BadCall where it is no function that can run as a task, PicklingError."""
@@ -23,8 +23,9 @@ class TaskFunction:
         self.name = _name_of(plain)
         if not callable(function):
             raise BadCall("submit", f"{function!r} is no function")
-        if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-            raise BadCall(f"task {self.name}", "it is a generator, and a task returns once: return a list")
+        if inspect.isgeneratorfunction(plain):
+            raise BadCall(f"task {self.name}", "a plain generator cannot stream: make it `async def`, or return a list")
+        self.is_stream = inspect.isasyncgenfunction(plain)
         self.is_coroutine = inspect.iscoroutinefunction(plain)
         encoded = dumps(function, "function", of=f"task {self.name}")
         #: What it refers to of shared objects is held here until every worker has had its copy.
@@ -45,11 +46,20 @@ _known: WeakKeyDictionary[Callable[..., Any], TaskFunction] = WeakKeyDictionary(
 _STATELESS = types.FunctionType | types.BuiltinFunctionType | type
 
 
-def function_of(function: Callable[..., Any]) -> TaskFunction:
-    """Return a function as workers get it; raises as `TaskFunction`.
+def function_of(function: Callable[..., Any], is_stream: bool = False) -> TaskFunction:
+    """Return a function as workers get it; raises as `TaskFunction`, and BadCall unless it is a stream as is said.
 
     A plain function is pickled the first time, as it was then; what has a state of its own each time, as it is now.
     """
+    found = _find(function)
+    if found.is_stream and not is_stream:
+        raise BadCall(f"task {found.name}", "it is an async generator, and this returns once: say .stream of `ma.task`")
+    if is_stream and not found.is_stream:
+        raise BadCall(f"{found.name}.stream", "it is no async generator, so it returns once: say .submit")
+    return found
+
+
+def _find(function: Callable[..., Any]) -> TaskFunction:
     if not isinstance(function, _STATELESS):
         return TaskFunction(function)
     found = _known.get(function)

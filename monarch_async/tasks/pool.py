@@ -14,7 +14,6 @@ from monarch_async.errors import ActorDied, Closed, Lost, PicklingError, Poisone
 from monarch_async.ids import host_of
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.ref import Ref
-from monarch_async.remote_error import RemoteError
 from monarch_async.runtime.call import load_outcome
 from monarch_async.runtime.context import current_context
 from monarch_async.tasks.children import Children, children
@@ -33,6 +32,7 @@ from monarch_async.tasks.events import (
     Poison,
     Raised,
     Run,
+    Seen,
     Start,
     Stopped,
     Submitted,
@@ -41,14 +41,16 @@ from monarch_async.tasks.events import (
 from monarch_async.tasks.flight import Flight
 from monarch_async.tasks.function import TaskFunction, copied
 from monarch_async.tasks.future import ChildFuture, TaskFuture
+from monarch_async.tasks.items import StreamFlight, TaskItems
 from monarch_async.tasks.line import RAMP
 from monarch_async.tasks.options import CheckedOptions
 from monarch_async.tasks.quarantine import Quarantine, key_of, shown
 from monarch_async.tasks.queue import TaskQueue
 from monarch_async.tasks.runner import AS_REF, RESOLVE
+from monarch_async.tasks.sent_task import SentTask
 from monarch_async.tasks.shape import Shape
 from monarch_async.tasks.warm_worker import WarmWorker
-from monarch_async.wire.frame import CANCEL, CANCELLED, FAILED, WANTS_REPLY, pack_frame
+from monarch_async.wire.frame import CANCEL, CANCELLED, FAILED, STREAMED, WANTS_REPLY, pack_frame
 from monarch_async.wire.message import CallFields, pack_call_fields
 from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps_call, loads
 
@@ -60,26 +62,6 @@ _HOMING = 1 << 20
 
 _PLAIN, _COROUTINE = CallFields("run"), CallFields("run_coroutine")
 _PLAIN_CONTROL, _COROUTINE_CONTROL = pack_call_fields(_PLAIN), pack_call_fields(_COROUTINE)
-
-
-class SentTask:
-    """What is kept of a task until it has ended: all that is needed to send it again."""
-
-    __slots__ = ("encoded", "function", "future", "number", "options", "tries")
-
-    def __init__(
-        self, number: int, function: TaskFunction, options: CheckedOptions, encoded: Encoded, future: TaskFuture[Any]
-    ) -> None:
-        """Not sent yet."""
-        self.number, self.function, self.options, self.encoded, self.future = (
-            number, function, options, encoded, future
-        )  # fmt: skip
-        self.tries = 0
-
-    @property
-    def name(self) -> str:
-        """What it is called in errors and tables."""
-        return self.options.name or self.function.name
 
 
 class TaskPool:
@@ -105,6 +87,19 @@ class TaskPool:
         self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TaskFuture[Any]:
         """Take a task. Raises PicklingError, Poisoned where the same is in quarantine, Closed."""
+        return self._accept(function, options, args, kwargs).future
+
+    def stream(
+        self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TaskItems[Any]:
+        """Take a task that is an async generator. Raises as `submit`."""
+        items = self._accept(function, options, args, kwargs).items
+        assert items is not None
+        return items
+
+    def _accept(
+        self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> SentTask:
         if self._is_closed:
             raise Closed(f"task {function.name}", "its program has left its hosts")
         home, encoded = self._encode(function, options, args, kwargs)
@@ -120,9 +115,13 @@ class TaskPool:
         else:
             self.depth = mine.depth  # one task runs here at a time
             future = ChildFuture(self, what, number, mine)
-        self.sent[number] = SentTask(number, function, options, encoded, future)
-        self.feed(Submitted(number, options.shape, options.retries, options.poison, home, function.is_coroutine))
-        return future
+        task = self.sent[number] = SentTask(number, function, options, encoded, future)
+        if function.is_stream:
+            task.items = TaskItems(self.router, what)
+            task.items.follow(future)
+        is_interruptible = function.is_coroutine or function.is_stream
+        self.feed(Submitted(number, options.shape, options.retries, options.poison, home, is_interruptible))
+        return task
 
     def _encode(
         self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -226,7 +225,11 @@ class TaskPool:
             return
         task.tries += 1
         now = self.router.loop.time()
-        if task.function.is_coroutine:
+        items, flags, fly = task.items, WANTS_REPLY, Flight
+        if items is not None:
+            fields, flags, fly = items.fields, WANTS_REPLY | STREAMED, StreamFlight
+            control = pack_call_fields(fields)
+        elif task.function.is_coroutine:
             fields, control = _COROUTINE, _COROUTINE_CONTROL
         else:
             fields, control = _PLAIN, _PLAIN_CONTROL
@@ -234,9 +237,11 @@ class TaskPool:
         try:
             worker.teach(task.function)
             is_sure = now - worker.heard_at <= _JUST_NOW
-            flight = worker.flight = Flight(self, task, worker, path, now, is_sure)
+            flight = worker.flight = fly(self, task, worker, path, now, is_sure)
             flight.id = router.register(flight)
-            flight.nbytes = router.post(path, WANTS_REPLY, fields, control, encoded, flight.id)
+            if items is not None:
+                items.begin(path, flight.id)
+            flight.nbytes = router.post(path, flags, fields, control, encoded, flight.id)
         except Exception as error:  # there is no memory to send it from, say
             self.feed(Raised(task.number, error))
             return
@@ -255,6 +260,17 @@ class TaskPool:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
+    def has_come(self, flight: StreamFlight) -> bool:
+        """An item has; return whether it is of a try that counts (I1)."""
+        task = flight.task
+        if self.sent.get(task.number) is not task or flight.worker.flight is not flight:
+            return False
+        assert task.items is not None
+        if not task.items.has_come:
+            task.items.has_come = True
+            self.feed(Seen(task.number))
+        return True
+
     def take_answer(self, flight: Flight, flags: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> None:
         """A runner has answered."""
         task = flight.task
@@ -271,7 +287,7 @@ class TaskPool:
             elif future.is_cancelling:
                 self.feed(Stopped(task.number))
             else:
-                error = _name_task(error, task.name)
+                error = task.named(error)
                 self.feed(Raised(task.number, error, isinstance(error, task.options.retry_on)))
         elif flags & CANCELLED or future.is_cancelling:
             self.feed(Stopped(task.number))
@@ -339,16 +355,6 @@ class TaskPool:
         lives = [worker.close() for worker in self._workers.values()]
         if lives:  # where an agent does not answer, its procs end when we have left
             await asyncio.wait(lives, timeout=2 * self.router.config.stop_grace)
-
-
-def _name_task(error: Exception, name: str) -> Exception:
-    """Return an error that says whose it is: the runner's endpoint is nobody's business."""
-    if type(error) is PicklingError:
-        return PicklingError(f"{error.where.partition(' of ')[0]} of task {name}", error.why)
-    if isinstance(error, RemoteError):
-        object.__setattr__(error, "actor", "task")
-        object.__setattr__(error, "endpoint", name)
-    return error
 
 
 def _home_of(refs: Sequence[Ref[Any]]) -> int:

@@ -19,7 +19,7 @@
 
 Invariants
     Q1. A task is waiting, or on one worker, or has ended; it ends once. A worker has one task at most.
-    Q2. It runs at most once more than it has retries.
+    Q2. It runs at most once more than it has retries, and not again once something of it has been seen.
     Q3. Only deaths that it may have caused count for its poisoning: of workers it ran on, not by our own hand, not of
         their hosts. (Those use up a retry all the same: what it did until then may have had effects.)
     Q4. Tasks of a shape begin in the order of submission, except: one that lost its worker goes first, one that raised
@@ -58,6 +58,7 @@ from monarch_async.tasks.events import (
     Recalled,
     Rejected,
     Run,
+    Seen,
     Start,
     Stopped,
     Submitted,
@@ -99,6 +100,8 @@ class TaskQueue:
                 self._cancel(event.task)
             case Overdue():
                 self._overdue(event.task)
+            case Seen():
+                self._tasks[event.task].retries = 0
             case Granted():
                 self._granted(event, now)
             case Ready():
@@ -127,10 +130,6 @@ class TaskQueue:
     def tasks(self) -> Iterator[QueuedTask]:
         """Those that have not ended."""
         return iter(self._tasks.values())
-
-    def find(self, task: int) -> QueuedTask | None:
-        """Return a task that has not ended."""
-        return self._tasks.get(task)
 
     def workers(self) -> Iterator[QueueWorker]:
         """Those that are asked for, or there."""

@@ -1,13 +1,15 @@
 """The actor in every worker: it knows the functions it was taught, and runs one task at a time.
 
-A plain function runs on the actor's thread, a coroutine function on the loop. References to shared objects among its
-arguments are replaced by their values, pulled by the store of this host; those inside of other arguments are not.
+A plain function runs on the actor's thread, a coroutine function or async generator on the loop. References to shared
+objects among its arguments are replaced by their values, pulled by the store of this host; those inside of other
+arguments are not.
 """
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from monarch_async.errors import BadCall
@@ -93,6 +95,28 @@ class TaskRunner(Actor):
             if scope:
                 await scope.finish()
             return await _kept(value, count) if mode & AS_REF else _counted(value, count)
+        except BaseException:
+            if scope:
+                await scope.abandon()
+            raise
+        finally:
+            scope.leave()
+
+    @endpoint
+    async def run_stream(
+        self, id: bytes, mode: int, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncIterator[object]:
+        """Run an async generator function; yield what it yields."""
+        scope = self._enter()
+        try:
+            function = self._function(id)
+            if mode & RESOLVE:
+                args, kwargs = await _resolve(args, kwargs)
+            async with aclosing(function(*args, **kwargs)) as items:
+                async for item in items:
+                    yield await _kept(item, count) if mode & AS_REF else item
+            if scope:
+                await scope.finish()
         except BaseException:
             if scope:
                 await scope.abandon()

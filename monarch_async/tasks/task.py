@@ -1,10 +1,19 @@
-"""What a program says to run a function somewhere: `submit`, `task`, `map_unordered`."""
+"""What a program says to run a function somewhere: `submit`, `task` (and its `Task.stream`), `map_unordered`."""
 
 import functools
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
-from monarch_async.errors import BadCall
+from monarch_async.errors import BadCall, BadDemand
 from monarch_async.mesh.placement import Placement
 from monarch_async.mesh.stream import Stream
 from monarch_async.tasks.function import function_of
@@ -48,6 +57,23 @@ class Task(Generic[P, R]):
         """Run it where there is room. See `monarch_async.submit`."""
         options = self._options or read_options(self._given)  # which bundle of a placement is chosen each time
         return active_pool().submit(function_of(self._function), options, args, kwargs)
+
+    def stream(
+        self: "Task[P, AsyncIterator[T]] | Task[P, AsyncGenerator[T, Any]]", *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[T]:
+        """Run an async generator function where there is room; iterate over what it yields.
+
+            async for token in ma.task(generate, gpus=1).stream(prompt): ...
+
+        It is sent at once, and runs at most the credit of a stream ahead of who iterates (``stream_items`` and
+        ``stream_bytes`` of `Config`). Leaving the loop cancels it. An error is raised at its turn, after the items that
+        came before. It is tried again, as `submit` says, only as long as no item has come. With ``as_ref`` each item
+        stays where it was made, and a `Ref` to it comes. Raises as `submit` does.
+        """
+        options = self._options or read_options(self._given)
+        if options.returns:
+            raise BadDemand("returns= of a task that streams: it yields one value at a time")
+        return Stream(active_pool().stream(function_of(self._function, is_stream=True), options, args, kwargs))
 
     def map_unordered(
         self,

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,51 @@ class Adder:
 
     async def later(self, left: int) -> int:
         return left + self.right
+
+
+async def count_to(count: int, error: str = "", cls: type[Exception] = ValueError) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+    if error:
+        raise cls(error)
+
+
+async def note_and_count(folder: str) -> AsyncIterator[int]:
+    """Count for ever; leave a file for each number."""
+    for number in range(1_000_000):
+        (Path(folder) / str(number)).touch()
+        yield number
+
+
+async def lock_and_wait(lock: ma.Lock) -> AsyncIterator[str]:
+    async with lock:
+        yield "locked"
+        await asyncio.sleep(30)
+
+
+async def die_before_items(folder: str, times: int) -> AsyncIterator[int]:
+    tries = die_times(folder, times)
+    yield tries
+    yield tries + 1
+
+
+async def die_between_items(folder: str) -> AsyncIterator[int]:
+    note(folder)
+    yield 0
+    await asyncio.sleep(0.05)  # until that is on its way
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def relay_items(levels: int, count: int) -> AsyncIterator[int]:
+    """Pass on what another task counts, which is that deep."""
+    source = ma.task(count_to).stream(count) if levels == 0 else ma.task(relay_items).stream(levels - 1, count)
+    async with source:
+        async for item in source:
+            yield item
+
+
+async def count_on(folder: str) -> AsyncIterator[int]:
+    note(folder)
+    number = 0
+    while True:
+        yield (number := number + 1)

@@ -25,6 +25,7 @@ from monarch_async.tasks.events import (
     Recalled,
     Rejected,
     Run,
+    Seen,
     Start,
     Stopped,
     Submitted,
@@ -155,6 +156,15 @@ def test_deaths_that_are_nobodys_fault_use_up_retries() -> None:
     worker = drive.with_worker()
     drive.submit(retries=0)
     assert drive(Died(worker, DIED, is_blamed=False)) == [Fail(2, DIED)]
+
+
+def test_what_has_been_seen_is_not_tried_again() -> None:
+    """Q2."""
+    drive = Driver()
+    worker = drive.with_worker()
+    assert drive.submit(retries=9) == [Run(2, worker)]
+    assert drive(Seen(2)) == []
+    assert drive(Died(worker, DIED, is_blamed=True)) == [Fail(2, DIED)]
 
 
 def test_what_is_raised_is_retried_only_where_that_was_said() -> None:
