@@ -16,7 +16,7 @@ States of a placement::
     waiting    long enough, at Tick                   waiting    Warn
     waiting    could not fit even if all were free    (ended)    Reject (after ``grace``)
     waiting    Withdraw, HolderGone                   (ended)
-    granted    Refused                                waiting    Release at its other hosts
+    granted    Refused                                waiting    Release at its other hosts (or Reject first)
     granted    HostGone                               granted    Lost
     granted    another needs it, and it may be taken  recalled   Recall
     granted,   Withdraw, HolderGone                   (ended)    Release; of placements within it too
@@ -126,9 +126,11 @@ class Scheduler:
                     self._accept(host)
                     self._turn({host}, now)
             case HostUp(host):
-                self._gone.pop(host, None)
+                was_there = self._gone.pop(host, None) is not None or host in self._accounts.books.by_host
                 self._lose(host)
                 self._accounts.open_book(event)
+                if was_there:  # perhaps with less than before
+                    self._reject_hopeless(now)
                 self._turn({host}, now)
             case HostGone(host):
                 self._host_gone(host, now)
@@ -197,7 +199,9 @@ class Scheduler:
             freed |= self._end(self._accounts.placements[id], now)
         self._forget(record)
         if not record.is_granted:
-            return self._dispatch.leave(record)
+            freed |= self._dispatch.leave(record)
+            self._reject_orphans(record.id, now)
+            return freed
         hosts = tuple(record.hosts())
         freed |= self._accounts.end(record)
         self._commands.append(Release(record.id, hosts))
@@ -221,12 +225,14 @@ class Scheduler:
             freed |= self._end(self._accounts.placements[guest], now)
         hosts = tuple(other for other in record.hosts() if other != host)
         freed |= self._accounts.end(record)
-        if hosts:
-            self._commands.append(Release(id, hosts))
         record.refused_until[host] = now + min(REFUSAL_PAUSE * 2 ** min(record.refusals, 10), LONGEST_PAUSE)
         record.refusals += 1
         self._refused_records[id] = record
         self._waiting.add(record, now).is_settled = False
+        if why := self._accounts.shortfall(record.shape, [book for _, book in self._gone.values()]):
+            self._reject(record, why, now)  # hosts have left since it was granted
+        if hosts:
+            self._commands.append(Release(id, hosts))
         self._turn(freed, now)
 
     def _accept(self, host: int) -> None:
@@ -243,12 +249,14 @@ class Scheduler:
         self._forget(record)
         table = self._shown(record.shape, now).table()
         self._commands.append(Reject(record.id, described(record.demand), why, table))
+        self._reject_orphans(record.id, now)
 
     def _reject_orphans(self, id: int, now: float) -> None:
         """Reject those that wait to be near or within a placement that has ended."""
         lines = [line for line in self._waiting.lines.values() if line.shape.refers]
         for record in [record for line in lines for record in line.members.values()]:
-            if record.shape.near == id or (record.shape.within and record.shape.within[0] == id):
+            is_orphan = record.shape.near == id or (record.shape.within and record.shape.within[0] == id)
+            if is_orphan and self.has(record.id):  # else it was rejected with another
                 self._reject(record, self._accounts.shortfall(record.shape), now)
 
     def _reject_hopeless(self, now: float) -> None:
@@ -257,7 +265,8 @@ class Scheduler:
         for line in list(self._waiting.lines.values()):
             if why := self._accounts.shortfall(line.shape, also):
                 for record in list(line.members.values()):
-                    self._reject(record, why, now)
+                    if self.has(record.id):
+                        self._reject(record, why, now)
 
     # -- hosts
 

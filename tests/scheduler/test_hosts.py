@@ -10,6 +10,7 @@ from monarch_async.scheduler.events import (
     HostOpened,
     HostUp,
     Lost,
+    Refused,
     Reject,
     Release,
     TakenElsewhere,
@@ -116,3 +117,27 @@ def test_what_is_kept_on_a_host_that_goes_is_kept_elsewhere():
     handle(made, HostGone(0))
     assert ask(made, 4) == []
     assert granted(withdraw(made, 2)) == [3]
+
+
+def test_what_waits_for_a_host_that_comes_back_with_less_is_rejected() -> None:
+    """P8."""
+    made = scheduler(host(4), host(1))
+    ask(made, 1, gang(1, 4)), ask(made, 2, gang(1, 4))
+    handle(made, HostGone(0), now=1.0)
+    assert rejected(handle(made, HostUp(0, "host0", host(2)), now=2.0)) == [2]
+
+
+def test_what_is_refused_when_its_hosts_have_left_is_rejected() -> None:
+    """P8."""
+    made = scheduler(host(1), host(1))
+    assert granted(ask(made, 1, gang(2))) == [1]
+    handle(made, HostGone(0), now=1.0)
+    handle(made, Tick(), now=100.0)
+    commands = handle(made, Refused(1, 1), now=101.0)
+    assert rejected(commands) == [1] and is_empty(made)
+
+
+def test_who_waits_to_be_near_one_that_waits_and_is_withdrawn_is_rejected() -> None:
+    made = scheduler(host(1))
+    ask(made, 1), ask(made, 2), ask(made, 3, gang(1, near=2))
+    assert rejected(withdraw(made, 2)) == [3]
