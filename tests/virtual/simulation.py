@@ -44,6 +44,9 @@ from monarch_async.transport.connection import Connection
 from monarch_async.transport.dial import listening
 from monarch_async.transport.url import Url
 
+for _name in ma.__all__:
+    getattr(ma, _name)  # `as_processes` patches what is imported by then: public names are only when they are used
+
 TOKEN = "a token"
 
 CONFIG = Config(
