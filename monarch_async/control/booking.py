@@ -16,9 +16,9 @@ from monarch_async.control.placement_messages import NOTHING, pack_held, unpack_
 from monarch_async.errors import Error
 from monarch_async.ids import AGENT, address
 from monarch_async.runtime.call import Call
+from monarch_async.scheduler.amounts import summed
 from monarch_async.scheduler.demand import Demand
 from monarch_async.scheduler.events import Grant, Held
-from monarch_async.scheduler.holdings import summed
 
 #: Free ports that come with a placement, on the host of its first bundle: each mesh of procs uses one, and asks for
 #: another. On the others one: they are for meshes of some of its bundles.

@@ -14,13 +14,12 @@ L3. Everything a client holds ends with it, except what is kept by a lease.
 L4. Totals are those of the entries: they return to exactly nothing.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from monarch_async.scheduler.amounts import UNIT, custom_units, units
+from monarch_async.scheduler.amounts import summed
+from monarch_async.scheduler.book import Book
 from monarch_async.scheduler.events import Held
-from monarch_async.scheduler.holdings import summed
 from monarch_async.scheduler.resources import Resources
 
 
@@ -48,13 +47,7 @@ class Ledger:
         """``resources``: what there is."""
         self.resources = resources
         self._entries: dict[int, Entry] = {}
-        self._there = {
-            ("cpus", ""): units(resources.cpus),
-            ("memory", ""): resources.memory,
-            **{("gpu", id): UNIT for id in resources.gpus},
-            **{("custom", name): amount for name, amount in custom_units(resources.custom)},
-        }
-        self._taken: Counter[tuple[str, str]] = Counter()
+        self._book = Book.of(0, 0, "", resources)
 
     @property
     def entries(self) -> list[Entry]:
@@ -76,8 +69,7 @@ class Ledger:
             return False
         if before is not None:
             self._remove(before)
-        taken, there = self._taken, self._there
-        fits = all(taken[what] + amount <= there.get(what, 0) for what, amount in _amounts(held))
+        fits = self._book.has(held)
         entry = Entry(placement, client, held, label) if fits else before
         if entry is not None:
             self._put(entry)
@@ -111,13 +103,11 @@ class Ledger:
 
     def _put(self, entry: Entry) -> None:
         self._entries[entry.placement] = entry
-        for what, amount in _amounts(entry.charged):
-            self._taken[what] += amount
+        self._book.take(entry.charged)
 
     def _remove(self, entry: Entry) -> None:
         del self._entries[entry.placement]
-        for what, amount in _amounts(entry.charged):
-            self._taken[what] -= amount
+        self._book.give(entry.charged)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -145,17 +135,3 @@ class Ledger:
     def elsewhere(self, client: int) -> Held:
         """Return what others than ``client`` hold together, leases included."""
         return summed([entry.charged for entry in self._entries.values() if entry.client != client])
-
-
-def _amounts(held: Held) -> Iterator[tuple[tuple[str, str], int]]:
-    """Yield what is more than nothing, by kind and name."""
-    if held.cpus:
-        yield ("cpus", ""), held.cpus
-    if held.memory:
-        yield ("memory", ""), held.memory
-    for id, amount in held.gpus:
-        if amount:
-            yield ("gpu", id), amount
-    for name, amount in held.custom:
-        if amount:
-            yield ("custom", name), amount

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_async.control.placement_messages import unpack_held
-from monarch_async.scheduler.amounts import UNIT, custom_units, number, size, total, units, words
+from monarch_async.scheduler.amounts import UNIT, custom_units, number, size, summed, total, units, words
 from monarch_async.scheduler.events import Held
-from monarch_async.scheduler.holdings import summed
 from monarch_async.scheduler.resources import Resources
 
 #: How many reservations of a host are shown; the others are counted.

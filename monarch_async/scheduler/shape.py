@@ -31,10 +31,6 @@ class Shape(NamedTuple):
         """Whether other placements say where it may go."""
         return self.near is not None or self.apart is not None or self.within is not None
 
-    def has_same_place(self, other: "Shape") -> bool:
-        """Return whether another shape may go to the same hosts."""
-        return self[2:7] == other[2:7]
-
 
 def shape_of(demand: Demand) -> Shape:
     """Return the shape of a demand."""

@@ -14,6 +14,9 @@ from monarch_async.scheduler.events import Held
 from monarch_async.scheduler.resources import Resources
 
 THERE = Resources(4, ("0", "1"), 100, custom={"tokens": 2})
+WHOLE = {
+    ("cpus", ""): 4 * UNIT, ("memory", ""): 100, ("gpu", "0"): UNIT, ("gpu", "1"): UNIT, ("custom", "tokens"): 2 * UNIT
+}  # fmt: skip
 ANN, BOB, NOBODY = 1, 2, 99
 
 
@@ -182,7 +185,11 @@ class Books(RuleBasedStateMachine):
             count["memory", ""] += entry.held.memory
             count.update({("gpu", id): amount for id, amount in entry.held.gpus})
             count.update({("custom", name): amount for name, amount in entry.held.custom})
-        assert +self.ledger._taken == +count
+        book = self.ledger._book
+        left = {("cpus", ""): book.cpus, ("memory", ""): book.memory}
+        left |= {("gpu", id): amount for id, amount in book.devices.items()}
+        left |= {("custom", name): amount for name, amount in book.custom.items()}
+        assert left == {what: amount - count[what] for what, amount in WHOLE.items()}
 
     @invariant()
     def l1_nothing_is_given_twice(self) -> None:
@@ -204,4 +211,5 @@ def test_l4_everything_freed_leaves_exactly_nothing(helds: list[Held]) -> None:
     for id in reversed(booked):
         ledger.free(ANN, id)
     assert ledger.elsewhere(NOBODY) == Held()
-    assert not +ledger._taken
+    assert (ledger._book.cpus, ledger._book.memory) == (4 * UNIT, 100)
+    assert ledger._book.devices == {"0": UNIT, "1": UNIT} and ledger._book.custom == {"tokens": 2 * UNIT}
