@@ -14,7 +14,10 @@ from pathlib import Path
 
 _IDLE_AFTER = 1.0
 
-_OWN_CODE = str(Path(__file__).parents[1])
+_OWN_CODE, _IMPORT_SYSTEM = str(Path(__file__).parents[1]), "<frozen importlib"
+
+#: The innermost frames that a warning shows.
+_SHOWN = 12
 
 #: The functions of the loop that call everything else; uvloop's own are not seen.
 _LOOP_FRAMES = frozenset({"run_until_complete", "run_forever", "_run_once", "_run", "select", "run"})
@@ -59,11 +62,14 @@ class Watchdog:
             self.is_awake = False
 
     def _blocking_stack(self) -> str:
-        """Return what the loop's thread runs, below the loop itself; nothing where it is in the loop."""
+        """Return what the loop's thread runs, below the loop itself; nothing where it is in the loop.
+
+        Of what is being imported only its own lines: the import system has five more for each of them.
+        """
         frames = traceback.extract_stack(sys._current_frames().get(self._main))
         last = max((i for i, frame in enumerate(frames) if frame.name in _LOOP_FRAMES), default=-1)
         frames = frames[last + 1 :]
-        theirs = [frame for frame in frames if not frame.filename.startswith(_OWN_CODE)]
+        theirs = [frame for frame in frames if not frame.filename.startswith((_OWN_CODE, _IMPORT_SYSTEM))][-_SHOWN:]
         return "".join(traceback.format_list(theirs or frames))
 
     def _loop_answers(self) -> bool:
@@ -81,9 +87,12 @@ class Watchdog:
         stack = self._blocking_stack()
         if beat.is_set() or not stack:  # the loop is only waiting for a processor
             return True
+        advice = (
+            "preload what it imports" if "in <module>" in stack else "make the endpoint a plain `def`, or await in it"
+        )
         sys.stderr.write(
             f"warning: the event loop of {self._name} has been blocked for {self._limit * 1000:.0f} ms, "
-            f"last started: {self.label}; make the endpoint a plain `def`, or await in it\n{stack}"
+            f"last started: {self.label}; {advice}\n{stack}"
         )
         while not beat.wait(0.5):
             if self._is_ending:

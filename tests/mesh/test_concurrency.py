@@ -1,9 +1,12 @@
 """How endpoints run: interleaved, bounded, strictly serial, on the actor's own thread; and what waits where."""
 
 import asyncio
+import importlib
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -125,6 +128,11 @@ class Blocking(ma.Actor):
     async def block_the_loop(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251
 
+    @ma.endpoint
+    async def load(self, folder: str) -> None:
+        sys.path.insert(0, folder)
+        importlib.import_module("slow_to_import")
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def procs(hosts: ma.HostMesh) -> ma.ProcMesh:
@@ -228,3 +236,19 @@ async def test_a_blocked_loop_is_reported_with_its_stack(hosts: ma.HostMesh, cap
     assert "sleeper" in said
     assert "100 ms" in said
     assert "time.sleep(seconds)" in said
+    assert "plain `def`" in said
+
+
+async def test_an_import_that_blocks_the_loop_is_shown_without_the_import_system(
+    hosts: ma.HostMesh, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of a chain of imports brought five lines of that: some hundred for one module."""
+    (tmp_path / "slow_to_import.py").write_text("import slow_inside")
+    (tmp_path / "slow_inside.py").write_text("import time; time.sleep(0.5)")
+    procs = await hosts.spawn_procs(name="blocking")
+    blocking = await procs.spawn("importer", Blocking)
+    await blocking.load.call_one(str(tmp_path))
+    await procs.stop()
+    said = capfd.readouterr().err
+    assert "preload what it imports" in said and "time.sleep(0.5)" in said and "import slow_inside" in said
+    assert "frozen" not in said
