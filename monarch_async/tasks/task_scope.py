@@ -58,4 +58,4 @@ class TaskScope:
             await self._domain.end(self._guardian, f"{self._name()} has ended")
 
     def _lost(self, failure: Failure) -> None:
-        log.warning("%s goes on, without %s: %s", self._name(), failure.mesh, failure.error)
+        log.warning("%s goes on without %s[%d]: %s", self._name(), failure.mesh.name, failure.rank, failure.error)
