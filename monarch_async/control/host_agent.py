@@ -204,6 +204,7 @@ class HostAgent:
 
     def _host_lost(self, agent: int, error: HostLost) -> None:
         self.inquiries.lose(agent, error)
+        self.workers.kill_owned_from(host_of(agent))
         self.store.host_lost(agent)
         self._tell_gone(agent)
 

@@ -161,6 +161,8 @@ class HostLinks:
         self._links[id] = self._parts[id % _PARTS][id] = link
         had_life = self._router.add_uplink(id, link.session.connection)
         self._tell(self.members.join(link.host))
+        if link.session.connection.wire is None:  # it broke while others were dialled, and nobody was told
+            link.session.went_down(None)
         await self.make_ready(link, had_life)
         if self._links.get(id) is not link:
             raise HostLost(link.host.name, "it was lost again before it was ready")

@@ -26,7 +26,7 @@ from monarch_async.control.refusal import pack_refusal
 from monarch_async.control.relay import Relay
 from monarch_async.control.worker import Batch, Exit, Worker, oom_kills
 from monarch_async.errors import HostLost
-from monarch_async.ids import address, proc_of
+from monarch_async.ids import address, host_of, proc_of
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CONTROL, EXITED, LEASE, LOG, pack_frame
 
@@ -220,6 +220,11 @@ class Workers:
         """
         orphans = [w for w in self.living() if w.owner == owner and not (w.lease and w.root == owner)]
         self.kill(orphans, signal.SIGKILL, "the agent: the proc that spawned it has died")
+
+    def kill_owned_from(self, host: int) -> None:
+        """End what procs of a host that was given up had spawned here (W4)."""
+        orphans = [worker for worker in self.living() if host_of(worker.owner) == host]
+        self.kill(orphans, signal.SIGKILL, "the agent: the host of the proc that spawned it is lost")
 
     def forget_client(self, root: int, may_return: bool = False) -> None:
         """A client is gone: how its procs have ended is of interest to nobody, unless it ``may_return``."""

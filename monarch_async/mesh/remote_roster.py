@@ -21,6 +21,7 @@ from monarch_async.control.membership import HostEvent, Membership
 from monarch_async.control.refusal import pack_refusal
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Error
+from monarch_async.ids import host_of
 from monarch_async.mesh.roster import Roster
 from monarch_async.scheduler.resources import Resources
 
@@ -51,6 +52,11 @@ class RemoteRoster:
         watch = HostWatch(self.members)
         self._watches.add(watch)
         return watch
+
+    def end(self) -> None:
+        """The program of these hosts is another's now: nobody would tell of changes any more."""
+        for watch in list(self._watches):
+            watch.end()
 
     async def fetch(self) -> Sequence[Host]:
         """See `Roster`."""
@@ -141,11 +147,17 @@ class RosterDesk:
                 self._controller.answer(src, call, await work)
             except (Error, ValueError) as error:
                 self._controller.answer(src, call, pack_refusal(error))
+            except Exception as error:  # of whoever gives hosts: who asked waits for an answer all the same
+                self._controller.answer(src, call, {"error": f"{type(error).__name__}: {error}"})
 
         self._start_task(serve())
 
     def _gone(self, exit: Exit) -> None:
-        self._followers.pop(exit.address, None)
+        if exit.is_host:
+            for follower in [follower for follower in self._followers if host_of(follower) == host_of(exit.address)]:
+                del self._followers[follower]
+        else:
+            self._followers.pop(exit.address, None)
 
     def _heard(self, event: HostEvent) -> None:
         if self._followers:

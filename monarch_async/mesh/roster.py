@@ -1,6 +1,7 @@
 """The hosts of a program as it may change them: join, drain, leave, grow. The client's own; see `remote_roster` too."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +51,8 @@ class ClientRoster:
         """``token`` is that of agents that join; ``source`` gives further hosts, where there is one."""
         self._program, self._token, self._source = program, token, source
         self._controller, self._links = program.controller, program.controller.links
-        self._given: dict[int, Host] = {}  # by the source, and not given back
+        self._given: dict[str, Host] = {}  # by URL, as an agent may be started anew: of the source, not given back
+        self._drains: Counter[int] = Counter()  # by host: who waits for it to be empty
         self._departures: dict[int, asyncio.Task[None]] = {}
         self._requests = 0  # to the source that are under way
         self._declare()
@@ -88,23 +90,27 @@ class ClientRoster:
         finally:
             self._requests -= 1
             self._declare()
-        self._given.update({host.id: host for host in hosts})
+        self._given.update({host.url: host for host in hosts})
         self._program.warm(hosts)
         return hosts
 
     async def drain(self, host: int, deadline: float | None) -> None:
-        """See `Roster`. Cancelled while it waits, the host is open again."""
+        """See `Roster`. Cancelled while it waits, the host is open again, unless others want it drained or left."""
         latest = self._links.members.latest(host)
         if latest is None:
             return
         self._links.drain(host, "it is drained" if deadline is None else f"it is drained, within {deadline:g} s")
         emptied = asyncio.ensure_future(self._controller.requests.send(address(host, AGENT), "emptied"))
         emptied.add_done_callback(lambda _: emptied.cancelled() or emptied.exception())  # a lost one is empty as well
+        self._drains[host] += 1
         try:
             await asyncio.wait([emptied], timeout=deadline)
         except BaseException:
-            self._links.reopen(host, "it is not drained after all")
+            if self._drains[host] == 1 and host not in self._departures:
+                self._links.reopen(host, "it is not drained after all")
             raise
+        finally:
+            self._drains -= Counter([host])  # which keeps no zeros
         await self._depart(latest.host, "it was drained")
 
     async def leave(self, host: int) -> None:
@@ -138,9 +144,13 @@ class ClientRoster:
         await self._give_back(host)
 
     async def _give_back(self, host: Host) -> None:
-        if self._source is not None and self._given.pop(host.id, None) is not None:
+        given = self._given.pop(host.url, None)
+        if self._source is not None and given is not None:
             try:
                 await self._source.give_back(host)
+            except asyncio.CancelledError:  # the program ends meanwhile, and gives back what is left
+                self._given[host.url] = given
+                raise
             finally:
                 self._declare()
 

@@ -208,6 +208,27 @@ def test_a_drain_that_is_cancelled_opens_the_host_again() -> None:
     run(test, hosts=2)
 
 
+def test_a_drain_that_is_cancelled_leaves_it_to_others_that_wait_for_the_same() -> None:
+    async def test(world: Simulation) -> None:
+        await members_on(world.hosts)
+        one, other = world.hosts.slice(hosts=1), world.hosts.hosts[1]
+        state = active_domain().controller.links.members.state  # type: ignore[attr-defined]
+        drains = [asyncio.create_task(ma.cluster().drain(one)) for _ in range(2)]
+        await asyncio.sleep(1)
+        drains[0].cancel()
+        await asyncio.sleep(1)
+        assert state(other.id) == "draining"
+        leaving = asyncio.create_task(ma.cluster().leave(one))
+        await asyncio.sleep(0)
+        drains[1].cancel()
+        await asyncio.sleep(0.001)
+        assert state(other.id) == "draining"
+        await asyncio.gather(leaving, *drains, return_exceptions=True)
+        assert names() == ["host0"]
+
+    run(test, hosts=2)
+
+
 def test_a_host_lost_while_it_is_drained_has_left() -> None:
     async def test(world: Simulation) -> None:
         async with ma.supervise(ma.ignore):
@@ -282,6 +303,64 @@ def test_growing_by_a_source_and_giving_back() -> None:
 
     run(test)
     assert used[-1].given == []  # at the end of the program
+
+
+def test_an_actor_is_told_whatever_keeps_the_source_from_giving_hosts() -> None:
+    async def test(world: Simulation) -> None:
+        async def refuse(count: int, resources: ma.Resources | None = None) -> Sequence[str]:
+            raise RuntimeError("no quota left")
+
+        source = Source(world, most=1)
+        source.request = refuse  # type: ignore[method-assign]
+        use(source)
+        member = await members_on(world.hosts)
+        async with asyncio.timeout(10):
+            with pytest.raises(ma.Error, match="RuntimeError: no quota left"):
+                await member.change.call_one("grow", 1)
+
+    run(test)
+
+
+def test_a_program_that_ends_while_it_gives_a_host_back_gives_it_back() -> None:
+    async def test(world: Simulation) -> None:
+        source = Source(world, most=1)
+        use(source)
+        began = asyncio.Event()
+        give_back = source.give_back
+
+        async def dawdle(host: ma.Host) -> None:
+            source.give_back = give_back  # type: ignore[method-assign]
+            began.set()
+            await asyncio.Event().wait()
+
+        source.give_back = dawdle  # type: ignore[method-assign]
+        leaving.append(asyncio.ensure_future(ma.cluster().leave(await ma.cluster().grow(1))))
+        await began.wait()
+
+    leaving: list[asyncio.Future[None]] = []
+    run(test)
+    assert leaving[0].cancelled()
+    assert used[-1].given == []
+
+
+def test_a_host_that_is_cut_off_while_others_are_still_dialled_joins_all_the_same() -> None:
+    async def test(world: Simulation) -> None:
+        await world.start_agent(1)
+        await world.start_agent(2)
+        world.net.lose("client", "agent2")
+        controller = active_domain().controller  # type: ignore[attr-defined]
+        joining = asyncio.create_task(controller.join_all([world.url(1), world.url(2)], simulation.TOKEN.encode()))
+        await asyncio.sleep(1)
+        world.net.cut("agent1")
+        await asyncio.sleep(1)
+        world.net.find("client", "agent2")
+        await joining
+        began = now()
+        members = await members_on(ma.cluster().hosts)
+        assert list(await members.echo.call(3)) == [3, 3, 3]
+        assert now() - began < CONFIG.heartbeat
+
+    run(test)
 
 
 def test_what_is_declared_is_waited_for_and_had() -> None:

@@ -7,6 +7,7 @@ is started there then works, whoever calls it.
 import asyncio
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import simulation
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from simulation import CONFIG, Simulation, cluster
 
 import monarch_async as ma
+from monarch_async.ids import host_of
+from monarch_async.mesh.domain import active_domain
 
 WINDOW, HEARTBEAT = CONFIG.resume_window, CONFIG.heartbeat
 
@@ -211,6 +214,68 @@ def test_an_agent_that_was_started_anew_is_another_host_and_the_old_one_lost_at_
                 await members.at(1).echo.call_one(1)
             assert await members.at(0).why_not.call_one(members.at(1)) == "HostLost"
             await check_all_pairs(await members_on(ma.cluster().hosts))
+
+    simulation.run(main(), 0, True)
+
+
+@pytest.mark.parametrize("how", ["crashed", "frozen", "cut off"])
+def test_what_an_actor_spawned_ends_when_the_host_of_that_actor_is_given_up(how: str) -> None:
+    async def main() -> None:
+        async with cluster(2) as world, ma.supervise(ma.ignore):
+            here, there = world.hosts.slice(hosts=0), world.hosts.slice(hosts=1)
+            mine = await members_on(here)
+            spawner = await (await there.spawn_procs()).spawn("spawner", Spawner)
+            await spawner.spawn_on.call_one(here)
+            assert len(world.agents[0].workers.living()) == 2
+            ways = [("agent0", "agent1"), ("agent1", "agent0")]
+            if how == "crashed":
+                await world.crash(1)
+            elif how == "frozen":
+                world.freeze(1, is_whole=True)
+            else:
+                for way in ways:
+                    world.net.lose(*way)
+            await asyncio.sleep(WINDOW + 2 * HEARTBEAT)
+            assert [worker.spec["mesh"] for worker in world.agents[0].workers.living()] == ["procs"]
+            assert await mine.echo.call_one(1) == 1
+            for way in ways:
+                world.net.find(*way)
+            world.thaw(1)
+
+    simulation.run(main(), 0, True)
+
+
+class Spawner(ma.Actor):
+    @ma.endpoint
+    async def spawn_on(self, hosts: ma.HostMesh) -> None:
+        self.procs = await hosts.spawn_procs(name="owned")
+
+    async def __supervise__(self, failure: ma.Failure) -> bool:
+        return True
+
+
+def test_actors_that_were_lost_with_their_host_are_told_nothing_of_hosts_any_more() -> None:
+    async def main() -> None:
+        async with cluster(3) as world, ma.supervise(ma.ignore):
+            watchers = await (await world.hosts.slice(hosts=slice(0, 2)).spawn_procs()).spawn("watchers", Watcher)
+            await watchers.hosts.call()
+            sent: list[int] = []
+            requests = active_domain().controller.requests  # type: ignore[attr-defined]
+            post = requests.post
+
+            def note(dst: int, operation: str, *arguments: object) -> None:
+                if operation == "host_events":
+                    sent.append(host_of(dst))
+                post(dst, operation, *arguments)
+
+            with mock.patch.object(requests, "post", note):
+                world.freeze(1)
+                await asyncio.sleep(WINDOW + 2 * HEARTBEAT)
+                sent.clear()
+                await ma.cluster().leave(world.hosts.slice(hosts=2))
+                await asyncio.sleep(1)
+            assert set(sent) == {world.hosts.hosts[0].id}
+            world.thaw(1)
 
     simulation.run(main(), 0, True)
 
