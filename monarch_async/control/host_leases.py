@@ -60,7 +60,7 @@ class HostLeases:
             "lease_actors": self._actors,
             "leases": lambda src, call: self._answer(src, call, self.facts()),
             "lease_adopt": self._refusing(self._adopt),
-            "lease_disown": lambda src, call, id: self._leases.disown(id, src, self._clock()),
+            "lease_disown": self._disown,
             "lease_end": self._end,
             "lease_release": self._release,
         }
@@ -143,6 +143,10 @@ class HostLeases:
             "made_by": lease.made_by,
         }
 
+    def _disown(self, src: int, call: int, id: int) -> None:
+        self._leases.disown(id, src, self._clock())
+        self._leave(self._procs_of(id), src)
+
     def _end(self, src: int, call: int, id: int, reason: str, grace: float) -> None:
         try:
             lease = self._leases.end(id, src)
@@ -178,8 +182,12 @@ class HostLeases:
         client = guest.connection.address
         for lease in self._leases.left(client, guest.heard_at, self._clock(), why):
             log.info("detached lease %s: unowned, as %s is gone", lease.name, guest.connection.name)
-        for worker in self._workers.living():
-            if worker.lease and worker.root == client:
+        self._leave([worker for worker in self._workers.living() if worker.lease], client)
+
+    def _leave(self, workers: list[Worker], client: int) -> None:
+        """Of these, a client is owner and root no more."""
+        for worker in workers:
+            if worker.root == client:
                 worker.owner, worker.root = 0 if worker.owner == client else worker.owner, 0
 
     def fence(self, why: str) -> None:

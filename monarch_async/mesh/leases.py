@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,8 +30,9 @@ from monarch_async.mesh.guardian import Guardian
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
 from monarch_async.mesh.proc_recipe import ProcRecipe
 from monarch_async.mesh.scope import Scope
-from monarch_async.ranks import Extent
+from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.report import load_report
+from monarch_async.wire.payload import Encoded
 
 if TYPE_CHECKING:
     from monarch_async.mesh.domain import Domain
@@ -124,7 +125,12 @@ async def adopt(domain: "Domain", name: str, wait: float) -> DetachedLease:
         await asyncio.sleep(_PAUSE)
     if not answers:
         raise NoSuchLease(name)
-    return await _enter(program, name, id, hosts, answers)
+    try:  # their classes may not be here
+        kept = [(its_name, *unpack_actors(data)) for _, its_name, data in next(iter(answers.values()))["actors"]]
+    except BaseException:
+        _disown(program, id)
+        raise
+    return await _enter(program, name, id, hosts, answers, kept)
 
 
 async def _find(program: "Program", name: str) -> tuple[int, list[Host]]:
@@ -157,7 +163,7 @@ async def _join(program: "Program", host: int, host_name: str, url: str, name: s
 async def _take(program: "Program", id: int) -> dict[int, dict[str, Any]]:
     """Become the owner, host by host, always in the same order, so that of two programs one has all of it.
 
-    Returns what each says. Raises LeaseHeld, owning nothing then.
+    Returns what each says. Raises LeaseHeld, owning nothing then; nor does it where it is cancelled.
     """
     answers: dict[int, dict[str, Any]] = {}
     for host in sorted(host.id for host in program.hosts):
@@ -166,23 +172,32 @@ async def _take(program: "Program", id: int) -> dict[int, dict[str, Any]]:
         except (Lost, NoSuchLease):
             continue
         except BaseException:
-            for taken in answers:
-                program.requests.post(address(taken, AGENT), "lease_disown", id)
+            _disown(program, id)  # where the answer is still on its way too
             raise
     return {host: answer for host, answer in answers.items() if answer["shape"]}
 
 
+def _disown(program: "Program", id: int) -> None:
+    if not program.router.is_closed:
+        for host in program.hosts:
+            program.requests.post(address(host.id, AGENT), "lease_disown", id)
+
+
 async def _enter(
-    program: "Program", name: str, id: int, hosts: Sequence[Host], answers: Mapping[int, Mapping[str, Any]]
+    program: "Program",
+    name: str,
+    id: int,
+    hosts: Sequence[Host],
+    answers: Mapping[int, Mapping[str, Any]],
+    kept: Iterable[tuple[str, ActorMesh, Region, Encoded | None]],
 ) -> DetachedLease:
     """Have the meshes here, show what was printed, and ask the policies about what went wrong."""
-    some = next(iter(answers.values()))
+    shape = next(iter(answers.values()))["shape"]
     detachment = Detachment(program, name, id)
     detachment.taken([host.id for host in hosts])
-    allocation = _rebuild(program, some["shape"], hosts, detachment)
+    allocation = _rebuild(program, shape, hosts, detachment)
     actors = {}
-    for _, actor_name, kept in some["actors"]:
-        mesh, region, order = unpack_actors(kept)
+    for actor_name, mesh, region, order in kept:
         actors[actor_name] = ActorGroup.adopted(program, allocation.mesh.seen_through(region), mesh, order).mesh
     failures = _bury(program, allocation, answers)
     for answer in answers.values():

@@ -81,6 +81,7 @@ class WorkerDomain(Domain):
     def _owned_by(self, src: int, call: int, root: int, home: int, is_near: bool) -> None:
         """A detached proc: another client has adopted it. What the last one was asked for is gone with that."""
         self._proc.change_root(root)
+        self._roster.end()
         self.root, self.home = root, home
         self._placer = RemotePlacer(self.requests, root)
         self._roster = RemoteRoster(self.requests, root)
