@@ -20,6 +20,7 @@ from monarch_async.scheduler.events import Held
 from monarch_async.scheduler.placement_record import PlacementRecord
 
 AHEAD = 16  #: for how many of those that wait others are recalled at once
+END = (float("inf"), 0)  #: a place in the queue behind all others
 TRIES = 32  #: how many of them are looked at, with those that recalls do not help
 
 
@@ -28,16 +29,19 @@ class Recalls:
 
     def __init__(self, accounts: Accounts, dispatch: Dispatch) -> None:
         self.accounts, self.dispatch = accounts, dispatch
-        self._seen = (-1, -1)  #: changes of accounts, and of who waits, when it was last looked for
+        self._seen = (-1, -1)  #: changes of accounts, and who had gone, when it was last looked for
+        self._reach: tuple[float, int] = END  #: the last place in the queue that was looked at; `END`: all
         self._journal: list[tuple[Book, Held, bool]] = []  #: what is written only for a try; whether it was given
 
     def choose(self, now: float) -> list[tuple[PlacementRecord, PlacementRecord]]:
         """Return who is recalled, each with the one that waits for it, and mark both."""
         waiting, accounts = self.dispatch.waiting, self.accounts
-        seen = (accounts.changes, waiting.changes)
-        if not waiting or not accounts.takeable or seen == self._seen:
+        if not waiting or not accounts.takeable:
             return []
-        self._seen = seen
+        seen, new = (accounts.changes, waiting.removals), waiting.first_new
+        if seen == self._seen and (new is None or new > self._reach):
+            return []
+        self._seen, waiting.first_new = seen, None
         if not self._is_anybody_new():
             return []
         kept = self.dispatch.kept()
@@ -85,16 +89,19 @@ class Recalls:
         queue = [(head.order, head, line) for line in lines for head in [next(line)]]
         heapq.heapify(queue)
         helped = 0
+        self._reach = END
         for _ in range(TRIES):
             if not queue or helped == AHEAD:
                 break
-            _, waiter, line = heapq.heappop(queue)
+            self._reach, waiter, line = heapq.heappop(queue)
             if is_helped := consider(waiter):
                 helped += 1
             if is_helped or waiter.shape.is_spare:  # another holder's spare may be taken for this
                 others = (each for each in line if is_helped or each.holder != waiter.holder)
                 if (later := next(others, None)) is not None:
                     heapq.heappush(queue, (later.order, later, line))
+        if not queue:
+            self._reach = END
 
     def revise(self) -> None:
         """Choose anew for those whose hosts are no longer to be had."""

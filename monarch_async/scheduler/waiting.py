@@ -34,7 +34,8 @@ class Waiting:
 
     def __init__(self) -> None:
         self.lines: dict[Shape, Line] = {}
-        self.changes = 0  #: goes up when somebody comes or goes
+        self.removals = 0  #: goes up when somebody goes
+        self.first_new: tuple[int, int] | None = None  #: the first place that was taken since somebody reset this
 
     def __bool__(self) -> bool:
         return bool(self.lines)
@@ -48,7 +49,8 @@ class Waiting:
 
     def add(self, record: PlacementRecord, now: float) -> Line:
         """Put a placement where its priority and arrival say. Returns its line."""
-        self.changes += 1
+        if self.first_new is None or record.order < self.first_new:
+            self.first_new = record.order
         line = self.lines.get(record.shape)
         if line is None:
             line = self.lines[record.shape] = Line(record.shape, now)
@@ -61,7 +63,7 @@ class Waiting:
 
     def remove(self, record: PlacementRecord) -> None:
         """Take a placement out of its line."""
-        self.changes += 1
+        self.removals += 1
         line = self.lines[record.shape]
         del line.members[record.id]
         if not line.members:
