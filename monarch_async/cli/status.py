@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import os
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -72,13 +74,21 @@ def local_targets() -> list[Target]:
     found: list[Target] = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{LOCAL_FOLDERS}*")):
         try:
+            if not _is_ours(folder):
+                continue
             token = (folder / "token").read_bytes()
-        except OSError:  # another user's, or one that is just ending
+        except OSError:  # one that is just ending
             continue
         found += [(Url.parse(f"unix://{path}"), token) for path in sorted(folder.glob("*.sock"))]
     if not found:
         raise ValueError("no program of yours with ma.local_hosts() runs on this machine; to look elsewhere give a URL")
     return found
+
+
+def _is_ours(folder: Path) -> bool:
+    """Anybody may put a folder there, with a token and a socket of his own: what answers would be believed."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 async def show(targets: Sequence[Target], is_watching: bool, config: Config, may_miss: bool = False) -> None:

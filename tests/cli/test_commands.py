@@ -288,6 +288,28 @@ async def test_status_passes_over_what_is_just_ending_or_has_ended() -> None:
             assert folder not in out
 
 
+@pytest.mark.parametrize("whose", ["another user's", "for all to write", "elsewhere"])
+def test_status_believes_no_folder_that_others_could_have_made(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whose: str
+) -> None:
+    folder = tmp_path / f"{LOCAL_FOLDERS}x"
+    real = tmp_path / "real" if whose == "elsewhere" else folder
+    real.mkdir(mode=0o700)
+    (real / "token").write_text("a secret")
+    (real / "0.sock").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if whose == "elsewhere":
+        folder.symlink_to(real)
+    elif whose == "for all to write":
+        folder.chmod(0o777)
+    else:
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    code, _, err = run_here("status")
+    assert code == 1
+    assert err.startswith("monarch-async status: no program of yours")
+
+
 @pytest.mark.slow
 async def test_a_blocked_proc_is_shown_as_blocked(tmp_path: Path) -> None:
     release = tmp_path / "release"
