@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 import msgpack
@@ -56,7 +56,7 @@ class Requests:
 
     def send(self, dst: int, operation: str, *arguments: object) -> Awaitable[Any]:
         """Send one request now; await the answer. Raises Lost where the asked one is gone, Error where it refuses."""
-        return _answer(self.call(dst, operation, *arguments))
+        return Answer(self.call(dst, operation, *arguments))
 
     def post(self, dst: int, operation: str, *arguments: object) -> None:
         """Send a request whose answer nobody needs."""
@@ -68,8 +68,16 @@ class Requests:
         return await self.send(dst, operation, *arguments)
 
 
-async def _answer(call: "Call[bytes]") -> Any:
-    return read_answer(await call)
+class Answer:
+    """That of one request, to be awaited. Who sent it may end before he does so: then nobody looks at it."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: "Call[bytes]") -> None:
+        self._call = call
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return read_answer((yield from self._call.__await__()))
 
 
 def read_answer(data: bytes) -> Any:

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import inspect
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from monarch_async.errors import BadCall, Closed, NotAnEndpoint
@@ -250,19 +250,24 @@ class ActorMesh(Sliced):
         return self._group
 
 
-def spawn_actors(
-    procs: ProcMesh, name: str, cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object]
-) -> ActorMesh:
-    """See `ProcMesh.spawn`."""
-    interface = interface_of(cls)
+def check_init(cls: type[Actor], args: Sequence[object], kwargs: Mapping[str, object], hint: str = "") -> None:
+    """Raise BadCall, with ``hint`` at its end, where ``__init__`` does not take these arguments."""
     if cls.__init__ is not object.__init__:
         try:
             inspect.signature(cls).bind(*args, **kwargs)
         except TypeError as error:
             why = f"{error}; its signature is {cls.__name__}{inspect.signature(cls)}"
-            raise BadCall(f"{cls.__name__}.__init__", why) from None
+            raise BadCall(f"{cls.__name__}.__init__", why + hint) from None
     elif args or kwargs:
-        raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given")
+        raise BadCall(f"{cls.__name__}.__init__", f"it takes no arguments, {len(args) + len(kwargs)} given{hint}")
+
+
+def spawn_actors(
+    procs: ProcMesh, name: str, cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object]
+) -> ActorMesh:
+    """See `ProcMesh.spawn`."""
+    interface = interface_of(cls)
+    check_init(cls, args, kwargs)
     recipe = dumps_recipe(cls, args, kwargs)
     domain = active_domain()
     return ActorGroup(domain, procs, name, interface, cls.max_concurrency, recipe).mesh

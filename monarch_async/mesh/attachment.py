@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from monarch_async.config import Config
 from monarch_async.control.cluster_token import read_token
@@ -29,6 +29,8 @@ _is_running = False
 class Attachment:
     """An ``async with`` block that yields a `HostMesh` and ends all that was started in it: `local_hosts`, `attach`."""
 
+    _made_by: ClassVar[str]
+
     def __init__(
         self, config: Config, token: bytes, source: HostSource | None, tls: ssl.SSLContext | None = None
     ) -> None:
@@ -36,6 +38,17 @@ class Attachment:
         self._config, self._token, self._source, self._tls = config, token, source, tls
         self._scope = Scope()
         self._program: Program | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{name}: enter the block that has the hosts: {self._entered()}")
+
+        def __await__(self) -> Any:
+            raise TypeError(f"it is a block, and not to be awaited: {self._entered()}")
+
+    def _entered(self) -> str:
+        return f"async with ma.{self._made_by}(...) as hosts"
 
     async def __aenter__(self) -> HostMesh:
         """Reach the hosts. Raises what `local_hosts` or `attach` says."""
@@ -91,6 +104,8 @@ class Attachment:
 class LocalHosts(Attachment):
     """See `local_hosts`."""
 
+    _made_by = "local_hosts"
+
     def __init__(self, config: Config, resources: Sequence[Resources | None]) -> None:
         """One agent for each of ``resources``: what it has, where that is given."""
         self._local = LocalSource(config)
@@ -107,6 +122,8 @@ class LocalHosts(Attachment):
 
 class AttachedHosts(Attachment):
     """See `attach`."""
+
+    _made_by = "attach"
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from monarch_async.control.host import Host
 from monarch_async.control.membership import HostEvent
-from monarch_async.errors import BadDemand
+from monarch_async.errors import BadCall, BadDemand
 from monarch_async.mesh.domain import Domain, active_domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.leases import DetachedLease, DetachedStatus, adopt, fetch_detached
@@ -74,23 +74,36 @@ class Cluster:
         """
         return HostMesh(await self._domain.roster.grow(count, resources))
 
-    async def drain(self, host: Host | HostMesh, deadline: float | None = None) -> None:
+    async def drain(self, host: Host | HostMesh | str, deadline: float | None = None) -> None:
         """Let a host (or several) go: nothing new is placed there, and once no proc of this program is left it leaves.
 
         ``deadline``: seconds after which what still runs there is stopped, as by `leave`. Waits until it has left.
         Where that is cancelled it stays, and is used again (in actors it goes on). `HostMesh.spawn_procs` still starts
-        procs there, if it is told to. Shared objects that only this host has go with it.
+        procs there, if it is told to. Shared objects that only this host has go with it. Raises BadCall for what is no
+        host, nor the name of one.
         """
         roster, seconds = self._domain.roster, checked_deadline(deadline)
-        await asyncio.gather(*[roster.drain(id, seconds) for id in _ids(host)])
+        await asyncio.gather(*[roster.drain(id, seconds) for id in await self._ids("drain", host)])
 
-    async def leave(self, host: Host | HostMesh) -> None:
+    async def leave(self, host: Host | HostMesh | str) -> None:
         """Let a host (or several) go now: procs of this program there are stopped in order.
 
         What waits for them fails with HostLost or ProcDied. For an actor that has spawned some of them that is a
-        failure, which it may handle. Waits until it has left; twice is fine.
+        failure, which it may handle. Waits until it has left; twice is fine. Raises BadCall as `drain`.
         """
-        await asyncio.gather(*[self._domain.roster.leave(id) for id in _ids(host)])
+        await asyncio.gather(*[self._domain.roster.leave(id) for id in await self._ids("leave", host)])
+
+    async def _ids(self, what: str, host: Host | HostMesh | str) -> list[int]:
+        if isinstance(host, str):
+            hosts = (await self.fetch_hosts()).hosts
+            if found := [member.id for member in hosts if member.name == host]:
+                return found
+            raise BadCall(what, f"no host {host!r}; there are: {', '.join(member.name for member in hosts)}")
+        if isinstance(host, Host):
+            return [host.id]
+        if isinstance(host, HostMesh):
+            return [member.id for member in host.hosts]
+        raise BadCall(what, f"{host!r}: expected a host, its name, or a mesh of hosts")
 
     def place(self, demand: Demand) -> PlacementRequest:
         """Ask for ``demand``: an ``async with`` block that holds its `Placement`, or to be awaited.
@@ -140,10 +153,6 @@ class Cluster:
         """Return which locks, semaphores, events, barriers and queues are in use, who holds them and who waits, for how
         long; ``print`` shows it as a table. In an actor: those of its host, and those that have a name."""
         return await fetch_locks(self._domain)
-
-
-def _ids(host: Host | HostMesh) -> list[int]:
-    return [host.id] if isinstance(host, Host) else [member.id for member in host.hosts]
 
 
 def cluster() -> Cluster:

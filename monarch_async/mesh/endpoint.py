@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from monarch_async.mesh.actor_mesh import ActorMesh
 
+_ADVERBS = ".call, .call_one, .choose, .stream or .broadcast"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -106,7 +108,12 @@ class Endpoint(_Caller, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Refuse: a mesh wants an adverb. (Inside its own actor an endpoint is called as a plain method.)"""
-        raise BadCall(self._what, "say how: .call, .call_one, .choose, .stream or .broadcast")
+        raise BadCall(self._what, f"say how: {_ADVERBS}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{self._what} has no .{name}: say how: {_ADVERBS}")
 
     def options(self, *, first_error: bool | None = None, readonly: bool | None = None) -> "Endpoint[P, R]":
         """Return the endpoint with other options; those not given stay as they are.

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_async.control.holder import Granted
 from monarch_async.control.supervision import Failure
@@ -29,7 +29,7 @@ class PlacementRequest:
 
     def __init__(self, domain: Domain, demand: Demand) -> None:
         """Of the process of ``domain``."""
-        self._domain, self._demand = domain, demand
+        self._demand, self._domain = demand, domain
         self._id = domain.take_placement_id()
         self.owner: object = None  #: see `domain.Belonging`
         self._placement: Placement | None = None
@@ -37,6 +37,11 @@ class PlacementRequest:
         self._scope: Scope | None = None
         self._is_used = self._has_arrived = False
         self._recalled_by = ""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{name}: {self._demand.name} is not placed yet: await it, or enter its block")
 
     def __await__(self) -> Generator[Any, None, Placement]:
         return self._arrive().__await__()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from monarch_async.errors import BadCall, Closed
-from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.mesh.actor_mesh import ActorMesh, check_init
 from monarch_async.mesh.domain import active_domain, find_domain
 from monarch_async.mesh.proc_recipe import check_mesh_name
 from monarch_async.pools.desk import PoolDesk
@@ -24,7 +24,7 @@ from monarch_async.pools.recipe import Recipe
 from monarch_async.pools.shell import PoolShell
 from monarch_async.pools.sizing import Sizes
 from monarch_async.pools.status import PoolStatus
-from monarch_async.runtime.actor import Interface, interface_of
+from monarch_async.runtime.actor import Actor, Interface, interface_of
 from monarch_async.scheduler.demand import Bundle, Demand
 
 A = TypeVar("A")
@@ -84,6 +84,9 @@ class ActorPool(PoolFace[A], Generic[A]):
         Raises BadCall, BadEndpoint and BadDemand.
         """
         interface = interface_of(cast(type, cls))
+        asked = next((word for word in _OF_BUNDLES if word in kwargs), "")
+        hint = f" (what a replica gets to run on is bundle=ma.Bundle({asked}=...))" if asked else ""
+        check_init(cast(type[Actor], cls), args, kwargs, hint)
         super().__init__(name or cast(type, cls).__name__, interface)
         check_mesh_name("ActorPool", self.name)
         self._sizes = _checked(self.name, Sizes(min, max, concurrency, scale_up_after, idle, failures, backoff))
@@ -195,6 +198,10 @@ def _identity(name: str, replica: object) -> int:
     if not isinstance(replica, ActorMesh):
         raise BadCall(f"pool {name}.drain", f"{replica!r}: expected a replica that the pool has given")
     return replica.identity
+
+
+#: What is an argument of the actor here, and may have been meant for the bundle.
+_OF_BUNDLES = ("cpus", "gpus", "memory", "custom")
 
 
 def _checked(name: str, sizes: Sizes) -> Sizes:

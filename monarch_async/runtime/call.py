@@ -75,6 +75,11 @@ class RemoteFuture(asyncio.Future[T]):
         self.id = 0
         self.is_cancelling = False
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{name}: {self.what} is on its way: await it, and ask its result")
+
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the remote coroutines; the future is cancelled once they acknowledged."""
         if self.done():
