@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from signal import Signals
+from typing import Self
 
 from monarch_async.errors.error import Error
 
 
 class Lost(Error):
     """A member of a mesh is gone: base of `ActorDied`, `ProcDied` and `HostLost`."""
+
+    def again(self) -> Self:
+        """Return the same for one more who is told: notes, and the frames that an error goes through, are his own."""
+        return type(self)(*self.args)
 
 
 class ActorDied(Lost):

@@ -6,6 +6,8 @@ H1. A process holds an object, once, while anything here keeps it: references (`
 H2. Likewise a `Pin` is what all mappings of an object share: while it lives the agent leaves the memory where it is.
     Pins are opened and closed in turns, so the agent knows of one at most.
 H3. Every await maps anew: what is written into a tensor is seen by nobody else, not by the next await here either.
+H4. It is held by one agent. Where that is lost, and only then, another is asked as soon as the object is needed again:
+    one that was lost and has come back knows of nothing that was held there.
 """
 
 import asyncio
@@ -115,7 +117,7 @@ class Holding:
 
     def __init__(self, facts: ObjectFacts, agent: int) -> None:
         """``agent``: whom this process asks about it."""
-        self.facts, self.agent = facts, agent
+        self.facts, self.agent = facts, agent  # 0: that one was lost
         self.is_settled = asyncio.Event()  #: the hold has been answered
         self.keeper: weakref.ref[Keeper] | None = None
         self.pin: weakref.ref[Pin] | None = None
@@ -212,7 +214,22 @@ class Holdings:
                 return
             del self._by_id[holding.facts.id]
         self._unpin(holding)
-        self._post(holding.agent, "drop", holding.facts.id)
+        if holding.agent:
+            self._post(holding.agent, "drop", holding.facts.id)
+
+    def host_lost(self, agent: int) -> None:
+        """It has forgotten what this process held and had open there (H4)."""
+        with self._lock:
+            for holding in self._by_id.values():
+                if holding.agent == agent:
+                    holding.agent, holding.grant, holding.pin = 0, None, None
+
+    def _agent_of(self, holding: Holding) -> int:
+        """Return whom to ask about an object. Raises Closed."""
+        if not holding.agent:
+            holding.agent = self._find_agent(holding.facts.home)
+            self._hold(holding)
+        return holding.agent
 
     # -- putting ---------------------------------------------------------------------------------------------------
 
@@ -330,18 +347,18 @@ class Holdings:
         holding = keeper.holding
         facts = holding.facts
         try:
-            agent = self._find_agent(facts.home)
-            if agent != holding.agent:  # that one is gone
-                holding.agent = agent
-                self._hold(holding)
-            holding.grant = await self._ask_memory(agent, "open", facts, facts.home, facts.nbytes)
+            agent = self._agent_of(holding)
+            grant = await self._ask_memory(agent, "open", facts, facts.home, facts.nbytes)
         except Lost as error:
             raise ObjectLost(str(facts), f"its host is gone: {error}") from error
         except TransferError as error:
             raise type(error)(str(facts), error.why) from None
         finally:
             holding.opening = None
-        return self._make_pin(keeper, holding.grant)
+        if agent != holding.agent:
+            raise ObjectLost(str(facts), "its host was lost as it gave it")
+        holding.grant = grant
+        return self._make_pin(keeper, grant)
 
     def _unpin(self, holding: Holding) -> None:
         if holding.grant is not None and holding.live_pin() is None:
@@ -363,10 +380,11 @@ class Holdings:
         """Wait until a copy is on this host. Raises as `load`."""
         holding = keeper.holding
         facts = holding.facts
-        if holding.grant is not None or (holding.agent == facts.home and holding.is_settled.is_set()):
+        agent = self._agent_of(holding)
+        if holding.grant is not None or (agent == facts.home and holding.is_settled.is_set()):
             return
         if holding.fetching is None:
-            holding.fetching = self._ask(holding.agent, "fetch", facts.id, facts.home, facts.nbytes)
+            holding.fetching = self._ask(agent, "fetch", facts.id, facts.home, facts.nbytes)
         fetching = holding.fetching
         await asyncio.wait([fetching])
         if holding.fetching is fetching:

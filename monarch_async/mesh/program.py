@@ -75,7 +75,9 @@ class Program(Domain):
         return self.controller.config
 
     def _take_host_event(self, event: HostEvent) -> None:
-        """A host that was lost is back: what was detached there was adopted meanwhile, or waits for that."""
+        """Of what was there it is known what became of it: objects were let go of, procs may have been adopted."""
+        if event.kind in ("lost", "left"):
+            self.holdings.host_lost(address(event.host.id, AGENT))
         if event.kind == "up" and event.was == "joining":
             for detachment in {a.detachment for a in self.allocations.values() if a.detachment is not None}:
                 self.start_task(detachment.host_returned(event.host.id))

@@ -354,7 +354,7 @@ class Router:
         for call, pending in self._waiters.on(host):
             if pending.has_member(gone):
                 count += pending.is_carrier
-                if pending.lose(gone, error):
+                if pending.lose(gone, error.again()):
                     self.pending.pop(call, None)
         for path in self._paths_to.get(host, ()):
             if gone(path.dst):

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from monarch_async.bulk.arena import Arena, Segment, forget_mappings
 from monarch_async.config import Config
-from monarch_async.errors import Closed, ObjectLost, StoreFull
+from monarch_async.errors import Closed, HostLost, ObjectLost, StoreFull
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.holdings import Holdings, Keeper, ObjectFacts
 from monarch_async.mesh.ref_tickets import ARRIVALS, LEASE, RefTicket
@@ -337,3 +337,110 @@ async def test_an_arrival_is_told_when_the_hold_was_answered(holdings: Holdings,
 async def test_what_never_came_is_said_not_to_come(holdings: Holdings, wire: Wire) -> None:
     holdings.tickets.cancel(OTHER, 12)
     assert [(dst, target) for _, dst, target, _ in wire.take()] == [(OTHER, 12)]
+
+
+# -- agents that are lost (H4) -----------------------------------------------------------------------------------------
+
+SECOND = 8 << 32
+
+
+class TwoStores:
+    """Those of two agents: the first is asked about all objects while it lives."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, str]] = []
+        self.arena = Arena()
+        self.segment = self.arena.take(100)
+        self.living = [AGENT, SECOND]
+        self.answered = asyncio.Event()
+        self.answered.set()
+
+    def find(self, home: int) -> int:
+        return self.living[0]
+
+    def send(self, agent: int, store: str, operation: str, id: bytes, *arguments: Any) -> Awaitable[Any]:
+        self.said.append((agent, operation))
+        return self._answer(agent)
+
+    async def _answer(self, agent: int) -> Any:
+        await self.answered.wait()
+        if agent not in self.living:
+            raise HostLost(str(agent), "silence")
+        return {"segment": list(self.segment.token)}
+
+    def post(self, agent: int, store: str, operation: str, id: bytes) -> None:
+        self.said.append((agent, operation))
+
+    def heard(self) -> list[tuple[int, str]]:
+        said, self.said = self.said, []
+        return said
+
+
+@pytest_asyncio.fixture
+async def two() -> AsyncIterator[tuple[TwoStores, Holdings]]:
+    router, stores = Router(HERE, Config(), "test"), TwoStores()
+    yield stores, Holdings(router, stores, stores.find)  # type: ignore[arg-type]
+    router.close(Closed("test"))
+    await router.plane.aclose()
+    stores.arena.close()
+    forget_mappings()
+
+
+def read(skeleton: memoryview, parts: list[memoryview]) -> bytes:
+    return bytes(skeleton[:1])
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_where_its_agent_is_lost_another_holds_it_to_the_end(
+    two: tuple[TwoStores, Holdings], is_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_async.mesh.holdings.cut_object", lambda memory: (memory, []))
+    stores, holdings = two
+    keeper = holdings.keep(a_remote_object())
+    await holdings.load(keeper, loads=read)
+    await settled()
+    assert stores.heard() == [(AGENT, "hold"), (AGENT, "open"), (AGENT, "close")]
+    stores.living.remove(AGENT)
+    holdings.host_lost(AGENT)
+    await holdings.load(keeper, loads=read)
+    await settled()
+    assert stores.heard() == [(SECOND, "hold"), (SECOND, "open"), (SECOND, "close")]
+    if is_back:
+        stores.living.insert(0, AGENT)
+    await holdings.load(keeper, loads=read)
+    await settled()
+    assert stores.heard() == [(SECOND, "open"), (SECOND, "close")]
+    del keeper
+    await settled()
+    assert stores.heard() == [(SECOND, "drop")] and len(holdings) == 0
+
+
+async def test_an_agent_that_is_back_is_told_anew_what_is_held(two: tuple[TwoStores, Holdings]) -> None:
+    stores, holdings = two
+    keeper = holdings.keep(a_remote_object())
+    holdings.host_lost(AGENT)
+    stores.heard()
+    await holdings.fetch(keeper)
+    assert stores.heard() == [(AGENT, "hold"), (AGENT, "fetch")]
+    holdings.host_lost(AGENT)
+    del keeper
+    await settled()
+    assert stores.heard() == [] and len(holdings) == 0
+
+
+async def test_memory_of_an_agent_that_is_lost_as_it_gives_it_is_not_used(
+    two: tuple[TwoStores, Holdings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_async.mesh.holdings.cut_object", lambda memory: (memory, []))
+    stores, holdings = two
+    keeper = holdings.keep(a_remote_object())
+    stores.answered.clear()
+    loading = asyncio.ensure_future(holdings.load(keeper, loads=read))
+    await settled()
+    stores.answered.set()
+    holdings.host_lost(AGENT)  # and it is back
+    with pytest.raises(ObjectLost, match="its host was lost as it gave it"):
+        await loading
+    stores.heard()
+    await holdings.load(keeper, loads=read)
+    assert stores.heard() == [(AGENT, "hold"), (AGENT, "open")]

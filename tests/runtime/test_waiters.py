@@ -1,10 +1,14 @@
 """Who waits for a host that is lost is found among thousands of calls, whatever has come and gone since."""
 
+import asyncio
+import gc
 import random
+import weakref
 
 import pytest
 
 import monarch_async as ma
+from monarch_async.errors import HostLost, Lost
 from monarch_async.ids import AGENT, address
 from monarch_async.runtime import waiters
 from monarch_async.runtime.call import Call, MeshCall
@@ -67,3 +71,36 @@ async def test_of_many_calls_only_those_are_found_that_may_wait_there() -> None:
     for id in calls[2::HOSTS]:
         router.pending.pop(id)
     assert found.on(2) == []
+
+
+class Thing:
+    """What a caller has at hand while it waits."""
+
+
+async def fail_with(call: Call[None]) -> tuple[object, ...]:
+    thing = Thing()
+    THINGS.append(weakref.ref(thing))
+    try:
+        await call
+    except Lost as error:
+        return error.args
+    raise AssertionError("nothing was lost")
+
+
+THINGS: list[weakref.ref[Thing]] = []
+
+
+async def test_what_a_caller_has_at_hand_is_not_kept_with_the_error_of_a_lost_host() -> None:
+    """The router keeps that error for whoever sends there later: what is raised has the frames it went through."""
+    router = make_router()
+    router.lose_host(2, HostLost("two", "silence"))
+    late = Call[None](router, "late", router.path(address(2, 1), ACTOR))
+    late.id = router.register(late)
+    other = Call[None](router, "other", router.path(address(2, 1), ACTOR))
+    other.id = router.register(other)
+    late.path.connection.send(b"")
+    assert await fail_with(late) == await fail_with(other) == ("two", "silence")
+    del late, other
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [thing() for thing in THINGS] == [None, None]
