@@ -9,6 +9,7 @@ T1. Who dials checks the certificate of who listens, chain and name. Who listens
 T2. A certificate that others would refuse is refused here, at the start: each process that has one first shakes hands
     with itself, in memory. That is also how it learns the name and the end of its own certificate.
 T3. Renewed files are taken up with the next connection, with no restart. Bad ones are not: the old certificate stays.
+    A CA that is no longer in its file is trusted until the process ends.
 """
 
 import asyncio
@@ -84,6 +85,7 @@ class Tls:
         """What connections are dialled with. Raises ValueError where a file is not what it should be."""
         if self._given is not None:
             return self._given
+        self._read_at = self._read_at or self._changed_at()
         return self._new(ssl.PROTOCOL_TLS_CLIENT)
 
     # -- listening -------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class Tls:
         """What connections are taken with. Raises ValueError where there is no certificate, or not a good one."""
         if not self.has_certificate:
             raise ValueError("TLS needs a certificate to listen with: set tls_cert and tls_key")
-        self._read_at = self._changed_at()
+        self._read_at = self._read_at or self._changed_at()
         context = self._new(ssl.PROTOCOL_TLS_SERVER)
         self.certificate = self._look(context)
         self.warn_of_end()
@@ -107,19 +109,22 @@ class Tls:
 
     def reread(self) -> None:
         """Take up files that have been renewed (T3)."""
+        in_use = [vars(self)[name] for name in ("listening", "dialling") if name in vars(self)]
         changed = self._changed_at()
-        if "listening" not in vars(self) or changed == self._read_at:
+        if self._given is not None or not in_use or changed == self._read_at:
             return
         self._read_at = changed
         try:
-            certificate = self._look(self._new(ssl.PROTOCOL_TLS_SERVER))
+            if "listening" in vars(self):
+                self.certificate = self._look(self._new(ssl.PROTOCOL_TLS_SERVER))
+            else:
+                self._new(ssl.PROTOCOL_TLS_CLIENT)
+            for context in in_use:
+                self._load(context)
         except ValueError as error:
             log.warning("not taking up a renewed certificate, keeping the old one: %s", error)
             return
-        self.certificate = certificate
-        for context in {id(c): c for c in (self.listening, self.dialling)}.values():
-            self._load(context)
-        log.info("took up the renewed certificate %s", self._cert)
+        log.info("took up the renewed %s", self._cert or self._ca)
         self.warn_of_end()
 
     def warn_of_end(self) -> None:

@@ -293,6 +293,52 @@ def test_renewed_files_are_taken_up_without_a_restart(
     on_loop(scenario)
 
 
+def test_who_only_dials_takes_up_renewed_files_too(
+    on_loop: Runs, authority: Authority, issued: Issued, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a program that runs for longer than its certificate could not even resume a session."""
+    mine = authority.issue("127.0.0.1")
+
+    async def scenario() -> None:
+        tls = Tls(mine.config())
+        async with listener(issued.config()) as met:
+            for renewal in range(3):
+                wire, _ = await dial(met.url, TOKEN, b"me", tls)
+                wire.abort()
+                if renewal == 0:
+                    authority.renew(mine)
+                else:
+                    mine.cert.write_text("half a file")
+                os.utime(mine.cert, (1, renewal))
+            seen = [wire.get_extra_info("peercert")["serialNumber"] for wire in met.wires]
+            assert seen[0] != seen[1] == seen[2]
+            assert "keeping the old one" in caplog.text
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("has_certificate", [True, False])
+def test_a_ca_that_is_replaced_is_taken_up(
+    on_loop: Runs, authority: Authority, stranger: Authority, tmp_path: Path, has_certificate: bool
+) -> None:
+    theirs = stranger.issue("127.0.0.1")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.file.read_bytes())
+    os.utime(ca, (1, 1))
+    settings = theirs.config() if has_certificate else theirs.client()
+
+    async def scenario() -> None:
+        tls = Tls(replace(settings, tls_ca=str(ca)))
+        async with listener(theirs.config()) as met:
+            with pytest.raises(HandshakeRefused, match="is not signed by"):
+                await dial(met.url, TOKEN, b"me", tls)
+            ca.write_bytes(stranger.file.read_bytes())
+            wire, _ = await dial(met.url, TOKEN, b"me", tls)
+            wire.abort()
+
+    on_loop(scenario)
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
