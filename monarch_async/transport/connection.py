@@ -159,8 +159,7 @@ class Connection(asyncio.Protocol):
         self._joined.clear()
         self._write = self._drop
         if self.link is None and not self.is_closed:
-            self.is_closed = True
-            self.send = self._drop
+            self._shut()
         self.consumer.connection_down(self, exc)
 
     def drop(self, error: Exception | None = None) -> None:
@@ -175,12 +174,20 @@ class Connection(asyncio.Protocol):
         """Send what was handed over, then close for good. Closing twice is fine."""
         if self.is_closed:
             return
-        self.is_closed = True
         self._flush_joined()
-        self.send = self._drop
-        self._bulk.clear()
+        self._shut()
         if self.wire is not None:
             self.wire.close()
+
+    def _shut(self) -> None:
+        """For good: others may refer to this for long, so keep nothing."""
+        self.is_closed = True
+        self.send = self._drop
+        self._bulk.clear()
+        self._held.clear()
+        self._rest, self._pieces, self._missing = b"", [], 0
+        if self.link is not None:
+            self.link.give_up(self._loop.time())
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -206,6 +213,8 @@ class Connection(asyncio.Protocol):
 
     def bulk(self, source: BulkSource) -> None:
         """Send a large payload chunk by chunk, between other frames."""
+        if self.is_closed:
+            return
         self._bulk.append(source)
         self._pump()
 
@@ -274,12 +283,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand whole frames to the consumer; a frame that breaks the rules closes the connection."""
+        if self.is_closed:
+            return
         self.was_heard = True
         try:
             self._receive(data)
         except WireError as error:
-            self.is_closed = True
-            self.send = self._drop
+            self._shut()
             self.drop(error)
 
     def _receive(self, data: bytes) -> None:
@@ -317,7 +327,7 @@ class Connection(asyncio.Protocol):
 
     def _count(self, frames: int, nbytes: int) -> None:
         link = self.link
-        if link is not None and link.received(frames, nbytes):
+        if link is not None and not self.is_closed and link.received(frames, nbytes):
             self.send_ack()
 
     # -- the link's own frames -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ Pure: the owner brings ``now``, carries the counts, and moves the bytes. What it
     Down(since)      record   (bug)     forget   no change    Up, frames to send  now - since > window: Lost
     Lost(since)      (bug)    (bug)     ignore   no change    LinkBroken          True
 
-A link starts Up: its first connection needs no resume. Lost is final, also when the peer turns up after
+`give_up` leads from anywhere to Lost. A link starts Up: its first connection needs no resume. Lost is final, also when the peer turns up after
 all: by then its calls have been failed, so it must not be heard again.
 
 Invariants:
@@ -184,10 +184,15 @@ class Link:
         """Return whether the link was down for longer than ``window`` seconds; once True, for ever (L8)."""
         state = self.state
         if type(state) is Down and now - state.since > window:
-            self.state = Lost(state.since)
+            self.give_up(now)
+        return type(self.state) is Lost
+
+    def give_up(self, now: float) -> None:
+        """Be Lost at once: the owner wants the peer no longer, or knows that it is gone. Twice is fine."""
+        if type(self.state) is not Lost:
+            self.state = Lost(self.state.since if type(self.state) is Down else now)
             self._frames.clear()
             self.unacked_bytes = 0
-        return type(self.state) is Lost
 
     def _why_impossible(self, count: int) -> str | None:
         if count > self.sent_count:

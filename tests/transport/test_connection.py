@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monarch_async.errors import BadFrame, FrameTooLarge
 from monarch_async.transport.connection import Connection
-from monarch_async.wire.frame import ACK, CALL, CHUNK, HEADER, LEASE, PIECEWISE, PING, frame_length, pack_frame
+from monarch_async.wire.frame import ACK, CALL, CHUNK, HEADER, LEASE, PIECEWISE, PING, U32, frame_length, pack_frame
 from monarch_async.wire.link import Link
 
 MAX_FRAME = 1 << 20
@@ -372,6 +372,43 @@ async def test_without_a_link_the_end_of_the_socket_is_the_end() -> None:
     connection.drop()
     assert wire.data == b""
     assert collector.ends == [None]
+
+
+@pytest.mark.parametrize("end", ["closed", "broken"])
+async def test_what_is_closed_for_good_keeps_nothing_and_hears_nothing(end: str) -> None:
+    """References to it live on: by whom a lost host is still known."""
+    link = small_link()
+    connection, collector, _ = connected(link)
+    for n in range(20):
+        connection.send(frame(n, 100))
+    assert link.unacked_bytes
+    if end == "closed":
+        connection.close()
+        connection.data_received(frame(1) + pack_frame(ACK, 0, 1, 0, 0, 5))  # TLS may still have some
+    else:
+        connection.data_received(U32.pack(3) + b"bad")
+    assert not link._frames and link.unacked_bytes == 0
+    assert not connection._held
+    connection.send(frame(21))
+    connection.send_run([frame(22)])
+    connection.bulk(Source(1, 2))
+    assert not link._frames and not connection._held and not connection._bulk
+    assert collector.frames == []
+
+
+async def test_a_connection_that_is_closed_by_what_it_brings_goes_no_further() -> None:
+    class Closing(Collector):
+        def feed(self, connection: Connection, data: bytes) -> tuple[int, int]:
+            taken = super().feed(connection, data)
+            connection.close()
+            return taken
+
+    collector = Closing()
+    connection = Connection(collector, "peer", 7, small_link(), MAX_FRAME)
+    connection.attach(Wire())
+    connection.data_received(frame(1) + frame(2)[:20])
+    connection.data_received(frame(2)[20:])
+    assert collector.frames == [frame(1)]
 
 
 async def test_a_closed_connection_takes_no_new_socket() -> None:

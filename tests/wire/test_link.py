@@ -215,6 +215,21 @@ def test_lost_is_final_and_keeps_nothing():  # L8, L4
     assert link.state == Lost(0)
 
 
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_peer_that_is_given_up_is_lost_and_nothing_is_kept_for_it(is_down):  # L4, L8
+    link = Link(peer="host-07")
+    link.push(b"a frame")
+    if is_down:
+        link.down(1.0)
+    link.give_up(5.0)
+    link.give_up(6.0)
+    assert link.state == Lost(1.0 if is_down else 5.0)
+    assert link.unacked_bytes == 0
+    link.acked(1)
+    with pytest.raises(LinkBroken, match="had been given up"):
+        link.resume(0, 7.0)
+
+
 def test_limits_under_which_a_full_sender_would_wait_for_ever_are_refused():  # L5
     with pytest.raises(AssertionError, match="an ack that is not due"):
         Link(max_unacked_bytes=1000)
