@@ -27,8 +27,8 @@ Reading order
 - ``endpoint.py``, ``stream.py``, ``value_mesh.py``, ``port.py``  calls, and what comes back
 - ``buffer.py``, ``registration.py``, ``deathwatch.py``, ``transfers.py``, ``transports.py``, ``progress.py``  memory
   that others read and write
-- ``ref.py``, ``holdings.py``, ``ref_tickets.py``  shared objects: references, what is held here, what is on its way;
-  ``room_report.py``: who has what a put waits for; ``broadcast.py``: copies of one on many hosts
+- ``ref.py``, ``holding.py``, ``holdings.py``, ``ref_tickets.py``  shared objects: references, what is held here, what
+  is on its way; ``room_report.py``: who has what a put waits for; ``broadcast.py``: copies of one on many hosts
 - ``sliced.py``  what the meshes have in common
 - ``domain.py``, ``guardian.py``; ``program.py``, ``scope.py``, ``console.py`` in the client; ``worker.py`` in workers:
   who spawned what, and who is told of its failures

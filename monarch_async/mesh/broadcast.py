@@ -16,7 +16,7 @@ from monarch_async.ids import AGENT, address, agent_of
 from monarch_async.mesh.actor_mesh import ActorMesh
 from monarch_async.mesh.buffer import Handle
 from monarch_async.mesh.domain import Domain, active_domain
-from monarch_async.mesh.holdings import Hole, ObjectFacts
+from monarch_async.mesh.holding import Hole, ObjectFacts
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.mesh.progress import Watched, watch

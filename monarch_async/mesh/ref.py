@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch_async.errors import BadCall, Closed, ForeignHandle
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
-from monarch_async.mesh.holdings import Keeper, ObjectFacts
+from monarch_async.mesh.holding import Keeper, ObjectFacts
 from monarch_async.mesh.ref_tickets import LEASE, RefTicket
 from monarch_async.wire.object_layout import lay_out
 from monarch_async.wire.payload import Encoded, dumps

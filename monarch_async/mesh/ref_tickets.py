@@ -30,7 +30,7 @@ from monarch_async.wire.message import CallFields
 from monarch_async.wire.payload import Buffer
 
 if TYPE_CHECKING:
-    from monarch_async.mesh.holdings import Keeper
+    from monarch_async.mesh.holding import Keeper
 
 #: How long a ticket lasts whose receivers nobody knows.
 LEASE = 60.0

@@ -18,7 +18,7 @@ from monarch_async.ids import random_id64
 from monarch_async.mesh.broadcast import spread
 from monarch_async.mesh.buffer import at_leisure
 from monarch_async.mesh.domain import Domain
-from monarch_async.mesh.holdings import ObjectFacts
+from monarch_async.mesh.holding import ObjectFacts
 from monarch_async.mesh.ref import Ref, put
 from monarch_async.runtime.instance import Instance
 from monarch_async.runtime.report import load_report, pack_error

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from monarch_async.mesh.domain import Domain
-from monarch_async.mesh.holdings import Keeper, ObjectFacts
+from monarch_async.mesh.holding import Keeper, ObjectFacts
 from monarch_async.mesh.ref import dumps_apart
 from monarch_async.wire.object_layout import Laid, cut_object, lay_out
 from monarch_async.wire.payload import loads

@@ -14,7 +14,8 @@ from monarch_async.bulk.arena import Arena, Segment, forget_mappings
 from monarch_async.config import Config
 from monarch_async.errors import Closed, HostLost, ObjectLost, StoreFull
 from monarch_async.mesh import ref_tickets
-from monarch_async.mesh.holdings import Holdings, Keeper, ObjectFacts
+from monarch_async.mesh.holding import Keeper, ObjectFacts
+from monarch_async.mesh.holdings import Holdings
 from monarch_async.mesh.ref_tickets import ARRIVALS, LEASE, RefTicket
 from monarch_async.runtime.incoming import CREDITS
 from monarch_async.runtime.router import Router
