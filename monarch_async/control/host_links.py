@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakSet
 
+import msgpack
+
 from monarch_async.config import Config
 from monarch_async.control.guests import ALREADY
 from monarch_async.control.host import Host
@@ -27,6 +29,7 @@ from monarch_async.transport.connection import Connection
 from monarch_async.transport.session import Session
 from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
+from monarch_async.wire.frame import CONTROL, pack_frame
 
 #: Pauses between dials of a lost host.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -120,7 +123,7 @@ class HostLinks:
                     await self._enter(link)
         except BaseException as error:
             for session in sessions:
-                await session.aclose()
+                await self._abandon(session)
             for link in links:
                 await self.leave(link.host, f"not all that were to join did: {error}")
             raise
@@ -140,11 +143,20 @@ class HostLinks:
                 dial.cancel()
             await asyncio.gather(*dials, return_exceptions=True)
             for session in sessions:
-                await session.aclose()
+                await self._abandon(session)
             if isinstance(error, HandshakeRefused) and ALREADY in error.reason:
                 raise ValueError(f"one of {', '.join(urls)} is a host of this program already") from error
             raise
         return sessions
+
+    async def _abandon(self, session: Session) -> None:
+        """It is not to be used after all. Where it is open, its agent need not wait for us to come back."""
+        if session.peer:
+            goodbye = msgpack.packb(["leave"])
+            agent = session.connection.address
+            session.connection.send(pack_frame(CONTROL, 0, agent, self._router.address, 0, 0, b"", goodbye))
+            session.connection.close()
+        await session.aclose()
 
     def _session(self, url: str, token: bytes) -> Session:
         parsed = Url.parse(url)

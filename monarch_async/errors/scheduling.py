@@ -43,16 +43,19 @@ class Preempted(Error):
 
 
 class Poisoned(Error):
-    """A task has ended every process that tried it. ``deaths`` is the evidence: how each of them died, oldest first."""
+    """A task has ended every process that tried it. ``deaths`` is the evidence: how each of them died, oldest first.
 
-    def __init__(self, task: str, deaths: Sequence[Exception]) -> None:
+    ``arguments``: their (shortened) repr.
+    """
+
+    def __init__(self, task: str, deaths: Sequence[Exception], arguments: str = "") -> None:
         deaths = tuple(deaths)
-        super().__init__(task, deaths)
-        self.task, self.deaths = task, deaths
+        super().__init__(task, deaths, arguments)
+        self.task, self.deaths, self.arguments = task, deaths, arguments
 
     def __str__(self) -> str:
         lines = "".join(f"\n  {number}. {death}" for number, death in enumerate(self.deaths, 1))
-        return f"task {self.task} is quarantined: it ended {len(self.deaths)} workers{lines}"
+        return f"task {self.task}{self.arguments} is quarantined: it ended {len(self.deaths)} workers{lines}"
 
 
 class NotHolder(Error):

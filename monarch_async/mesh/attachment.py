@@ -200,6 +200,9 @@ def attach(
     """
     if not urls:
         raise ValueError("attach() needs at least one address: attach('tcp://host:port', ...)")
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice is not None:
+        raise ValueError(f"attach(): {twice} is given twice")
     secret = token.encode() if token is not None else read_token(token_file)
     return AttachedHosts(urls, secret, config or Config.from_env(), tls, source)
 

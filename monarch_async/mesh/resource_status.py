@@ -30,7 +30,8 @@ class ReservationStatus:
         held = words(total(self.held))
         if self.held.gpus:
             held += f" ({', '.join(_device(id, amount) for id, amount in self.held.gpus)})"
-        return f"{self.name} of {self.holder}: {held}{', its cpus lent' if self.is_lent else ''}"
+        whose = self.name if self.name.endswith(self.holder) else f"{self.name} of {self.holder}"
+        return f"{whose}: {held}{', its cpus lent' if self.is_lent else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from monarch_async.wire.payload import Encoded, Ticketed, dumps
 class TaskFunction:
     """A function as workers get it. Those with the same ``id`` are the same."""
 
-    __slots__ = ("buffers", "id", "is_coroutine", "is_stream", "name", "nbytes", "skeleton", "tickets")
+    __slots__ = ("buffers", "id", "is_coroutine", "is_stream", "keywords", "name", "nbytes", "skeleton", "tickets")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Pickle it. Raises BadCall where it is no function that can run as a task, PicklingError."""
@@ -27,6 +27,7 @@ class TaskFunction:
             raise BadCall(f"task {self.name}", "a plain generator cannot stream: make it `async def`, or return a list")
         self.is_stream = inspect.isasyncgenfunction(plain)
         self.is_coroutine = inspect.iscoroutinefunction(plain)
+        self.keywords = _keywords_of(function)
         encoded = dumps(function, "function", of=f"task {self.name}")
         #: What it refers to of shared objects is held here until every worker has had its copy.
         self.tickets = encoded.tickets if isinstance(encoded, Ticketed) else ()
@@ -36,6 +37,13 @@ class TaskFunction:
             digest.update(buffer)
         self.id = digest.digest()
         self.nbytes = len(self.skeleton) + sum(map(len, self.buffers))
+
+    def check(self, kwargs: Iterable[str]) -> None:
+        """Raise BadCall where it has no argument of such a name: where an option was meant, say."""
+        unknown = [name for name in kwargs if name not in self.keywords] if self.keywords is not None else []
+        if unknown:
+            why = f"it has no argument {unknown[0]!r}, and there is no such option: see `TaskOptions`"
+            raise BadCall(f"task {self.name}", why)
 
 
 _known: WeakKeyDictionary[Callable[..., Any], TaskFunction] = WeakKeyDictionary()
@@ -73,6 +81,18 @@ def copied(encoded: Encoded) -> Encoded:
     for index, buffer in enumerate(encoded.buffers):
         encoded.buffers[index] = memoryview(bytes(buffer))
     return encoded
+
+
+def _keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return by which names it takes arguments; None where it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset([parameter.name for parameter in parameters if parameter.kind in named])
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -102,9 +102,11 @@ class TaskPool:
     ) -> SentTask:
         if self._is_closed:
             raise Closed(f"task {function.name}", "its program has left its hosts")
+        if kwargs:
+            function.check(kwargs)
         home, encoded = self._encode(function, options, args, kwargs)
         if self.quarantine and (known := self.quarantine.find(function.id, encoded)) is not None:
-            raise Poisoned(known.task, known.deaths)
+            raise Poisoned(known.task, known.deaths, known.arguments)
         number = next(self._numbers)
         mine = children.get()
         if mine is None or mine.is_over:
@@ -311,9 +313,9 @@ class TaskPool:
         task.future.ended()
 
     def _poison(self, task: SentTask, deaths: Sequence[Exception]) -> None:
-        key = key_of(task.function.id, task.encoded)
-        self.quarantine.add(key, task.name, shown(task.encoded), deaths, time.time())
-        error = Poisoned(task.name, deaths)
+        key, arguments = key_of(task.function.id, task.encoded), shown(task.encoded)
+        self.quarantine.add(key, task.name, arguments, deaths, time.time())
+        error = Poisoned(task.name, deaths, arguments)
         error.__cause__ = deaths[-1]
         self._fail(task, error)
 

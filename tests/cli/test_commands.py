@@ -150,6 +150,26 @@ async def test_a_program_that_was_killed_is_in_the_log_and_the_status_until_its_
         assert "ending 1 procs" in await wait_line(process.stderr, "not heard for")
 
 
+async def test_an_agent_is_let_go_where_another_cannot_be_reached(token: Path) -> None:
+    """Who joins none after all does not stay in the first for as long as it might come back."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert process.stderr is not None
+        await wait_line(process.stderr, "joined (client)")
+        writer.close()
+
+    async with agent("--token-file", str(token), "--name", "alpha") as (url, process):
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+            dead = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises((ma.LinkBroken, ma.HandshakeRefused)):
+                await ma.attach(url, dead, token_file=str(token)).__aenter__()
+        assert process.stderr is not None
+        async with asyncio.timeout(10):
+            assert "said goodbye" in await wait_line(process.stderr, "client")
+        with pytest.raises(ValueError, match=f"{url} is given twice"):
+            ma.attach(url, url, token_file=str(token))
+
+
 async def test_an_agent_serves_a_program_that_attaches_and_logs_who_it_refuses(token: Path) -> None:
     async with agent("--token-file", str(token), "--name", "alpha") as (url, process):
         assert process.stderr is not None

@@ -91,12 +91,14 @@ def test_the_table_says_what_is_free_and_who_holds_the_rest() -> None:
     rows = [
         ["trainers", 11, "me", pack_held(Held(20_000, (("0", 10_000), ("1", 2_500)), 16 << 30)), False],
         ["service", 12, "nightly", pack_held(Held(10_000, (), 0, (("tokens", 5_000),))), True],
+        ["tasks of me", 13, "me", pack_held(Held(0, (), 1 << 30, ())), False],
     ]
     lines = shown(parse_status([{**answer("alpha", []), "resources": there.pack(), "reservations": rows}]))
-    assert lines[2:5] == [
-        "free 6 of 8 cpus, 0.75 of 2 gpus, 48 GiB of 64 GiB, 2.5 of 3 tokens  zone=a",
+    assert lines[2:6] == [
+        "free 6 of 8 cpus, 0.75 of 2 gpus, 47 GiB of 64 GiB, 2.5 of 3 tokens  zone=a",
         "  trainers of me: 2 cpus, 1.25 gpus, 16 GiB of memory (0, 0.25 of 1)",
         "  service of nightly: 1 cpu, 0.5 tokens, its cpus lent",
+        "  tasks of me: 1 GiB of memory",
     ]
 
 

@@ -103,6 +103,8 @@ async def test_errors_of_the_caller_are_said_at_once(hosts: ma.HostMesh) -> None
         ma.task(add, gpu=1)  # type: ignore[call-arg]
     with pytest.raises(ma.BadCall, match="is no function"):
         ma.submit(3, 1)  # type: ignore[arg-type]
+    with pytest.raises(ma.BadCall, match="task add: it has no argument 'num_cpus', and there is no such option"):
+        ma.submit(add, 1, 2, num_cpus=1)
     with pytest.raises(ma.BadCall, match="a plain generator cannot stream"):
         ma.submit(eval("lambda: (yield)"))
     with pytest.raises(ma.BadCall, match="cwd"):
