@@ -106,7 +106,8 @@ class HostLeases:
         if not silence:
             return error
         window = self._guests.window
-        return LeaseHeld(error.name, error.by, f"not heard for {silence:.1f} s, it is gone after {window:g} s (adopt can wait for that: wait={window:g})")
+        why = f"not heard for {silence:.1f} s, it is gone after {window:g} s (adopt can wait for that: wait={window:g})"
+        return LeaseHeld(error.name, error.by, why)
 
     def _open(self, src: int, id: int, name: str, hosts: list[Any], shape: bytes) -> None:
         if self._is_lifelined:

@@ -19,15 +19,12 @@ import msgpack
 
 from monarch_async.control.guests import Guests
 from monarch_async.control.inquiries import Inquiries
-from monarch_async.control.peers import Peers
+from monarch_async.control.peers import ENDED, Peers
 from monarch_async.control.worker import Worker
 from monarch_async.control.workers import Workers
 from monarch_async.errors import Error, HostLost
 from monarch_async.ids import host_of
 from monarch_async.wire.frame import CONTROL, pack_frame
-
-#: Why a host is lost whose agent has said so itself.
-ENDED = "its agent has ended"
 
 Reply = Callable[[int, int, object], None]
 

@@ -20,6 +20,9 @@ from monarch_async.transport.session import Session
 from monarch_async.transport.tls import Tls
 from monarch_async.transport.url import Url
 
+#: Why one is gone that has said so: in order, as at the end of a program.
+ENDED = "its agent has ended"
+
 log = logging.getLogger("monarch_async.agent")
 
 
@@ -100,7 +103,7 @@ class Peers:
         session.connection.address = address(host, 0)  # whoever answered at that URL
         name, _ = self._known.get(host, (f"{host:08x}", ""))
         self._known[host] = name, ""  # who uses it again asks where it is by then
-        log.warning("lost the agent of %s: %s", name, reason)
+        log.log(logging.INFO if reason == ENDED else logging.WARNING, "lost the agent of %s: %s", name, reason)
         session.connection.close()
         self._on_lost(session.connection, name, reason)
         self._calm_down(host)

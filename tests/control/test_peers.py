@@ -1,13 +1,14 @@
 """The sessions of an agent to its peers: one per host, given up once."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from monarch_async.config import Config
-from monarch_async.control.peers import Peers
+from monarch_async.control.peers import ENDED, Peers
 from monarch_async.ids import address
 from monarch_async.transport.connection import Connection
 
@@ -59,5 +60,23 @@ async def test_a_peer_given_up_while_it_is_dialled_is_lost_once(unused: str) -> 
                 await asyncio.sleep(0.005)
         assert peers.find(FAR) is second
         assert lost == [(address(FAR, 0), "far", "it says so")]
+    finally:
+        await peers.aclose()
+
+
+async def test_an_agent_that_ends_in_order_is_no_warning(unused: str, caplog: pytest.LogCaptureFixture) -> None:
+    """At the end of a program agents end one after the other, and each hears of those before it."""
+
+    async def where(host: int) -> tuple[str, str]:
+        return "far", unused
+
+    peers = Peers(Silent(), "here", address(OWN, 0), b"token", Config(), lambda *_: None, where)
+    try:
+        for reason in (ENDED, "no sign of life"):
+            peers.seek(FAR)
+            await asyncio.sleep(0.01)  # it knows where
+            peers.lose(FAR, reason)
+        warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert warned == ["lost the agent of far: no sign of life"]
     finally:
         await peers.aclose()

@@ -14,7 +14,7 @@ from monarch_async.scheduler.resources import Resources
 def answer(
     name: str, procs: list[dict[str, Any]], guests: list[list[Any]] | None = None, store: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    facts = {"name": name, "url": f"tcp://{name}:7700", "pid": 7, "load": 0.26, "cpus": 2}
+    facts: dict[str, Any] = {"name": name, "url": f"tcp://{name}:7700", "pid": 7, "load": 0.26, "cpus": 2}
     gauges = dict.fromkeys(("used", "objects", "waiting_puts", "waiting_reads", "spilled", "spilled_bytes", "pulls"), 0)
     gauges |= {"budget": 8_000_000_000, **(store or {})}
     holders = [["procs[0]", 10, 3, 5_000_000_000], ["beta", 20, 1, 2_000_000_000]] if store else []
