@@ -60,14 +60,19 @@ class HostNews:
         """Return name and URL of a host that a client here knows. Raises HostLost where none does."""
         clients = [guest.connection.address for guest in self._guests if guest.role == "client"]
         name, why = f"{host:08x}", "no program that uses this host knows of it"
-        for answer in asyncio.as_completed([self._inquiries.ask(client, "where", host) for client in clients]):
-            try:
-                known, url, *reasons = await answer
-            except Error:
-                continue  # that client is gone, or ends
-            if url:
-                return known, url
-            name, why = known, *reasons
+        asked = [self._inquiries.ask(client, "where", host) for client in clients]
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    known, url, *reasons = await answer
+                except Error:
+                    continue  # that client is gone, or ends
+                if url:
+                    return known, url
+                name, why = known, *reasons
+        finally:
+            for answer in asked:  # nobody looks at what the others say
+                answer.cancel()
         if (found := self.remembered(host)) is not None:
             return found
         raise HostLost(name, why)

@@ -10,13 +10,16 @@ from monarch_async.errors import (
     Closed,
     Empty,
     Error,
+    HandshakeRefused,
     HostLost,
     LeaseHeld,
+    LinkBroken,
     Lost,
     NoSuchLease,
     NotHolder,
     ObjectLost,
     ProcDied,
+    SpawnFailed,
     StaleHandle,
     StoreFull,
     TransferBroken,
@@ -26,8 +29,9 @@ from monarch_async.errors import (
 
 _OF_TRANSFERS = (TransferError, ObjectLost, StaleHandle, StoreFull, TransferBroken)
 _OF_SYNC = (Backpressure, BadCall, BarrierBroken, Empty, HostLost, NotHolder, ProcDied)
+_OF_HOSTS = (HandshakeRefused, LinkBroken, SpawnFailed, ValueError)
 _OTHERS = (BadDemand, Closed, LeaseHeld, NoSuchLease, Unschedulable)
-_KINDS = {kind.__name__: kind for kind in (*_OF_TRANSFERS, *_OF_SYNC, *_OTHERS)}
+_KINDS = {kind.__name__: kind for kind in (*_OF_TRANSFERS, *_OF_SYNC, *_OF_HOSTS, *_OTHERS)}
 
 
 def pack_refusal(error: Exception) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def pack_refusal(error: Exception) -> dict[str, Any]:
     return answer
 
 
-def as_refusal(answer: object) -> Error | None:
+def as_refusal(answer: object) -> Error | ValueError | None:
     """Return the error that an answer is; None: it is none."""
     if not isinstance(answer, dict) or "error" not in answer:
         return None

@@ -30,6 +30,9 @@ from monarch_async.ids import address, host_of, proc_of
 from monarch_async.transport.connection import Connection
 from monarch_async.wire.frame import CONTROL, EXITED, LEASE, LOG, pack_frame
 
+#: Of how many dead procs it is known how they have ended.
+_MOST_EXITS = 4096
+
 #: How long a dead proc's socket may still have something to say.
 _LAST_WORDS = 0.05
 
@@ -195,6 +198,8 @@ class Workers:
         """Tell its owner, its client, and whoever sent to it."""
         if worker.lease or worker.root in self._away or self._relay.find(worker.root) is not None:
             self._exits[worker.id] = worker.root, exit
+            if len(self._exits) > _MOST_EXITS:
+                del self._exits[next(iter(self._exits))]
         if worker.lease:
             self.on_ended(worker, exit)
         listeners = self._relay.forget(worker.address)

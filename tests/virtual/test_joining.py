@@ -305,6 +305,20 @@ def test_growing_by_a_source_and_giving_back() -> None:
     assert used[-1].given == []  # at the end of the program
 
 
+def test_an_actor_is_told_why_a_host_cannot_join_as_the_client_is() -> None:
+    async def test(world: Simulation) -> None:
+        member = await members_on(world.hosts)
+        for url, error, why in (
+            (world.url(7), ma.LinkBroken, "connection refused"),
+            (world.url(0), ValueError, "already"),
+            ("agent7", ValueError, "bad address"),
+        ):
+            with pytest.raises(error, match=why):
+                await member.change.call_one("join", url)
+
+    run(test)
+
+
 def test_an_actor_is_told_whatever_keeps_the_source_from_giving_hosts() -> None:
     async def test(world: Simulation) -> None:
         async def refuse(count: int, resources: ma.Resources | None = None) -> Sequence[str]:
