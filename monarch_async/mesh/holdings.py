@@ -24,7 +24,7 @@ from monarch_async.bulk.region import RemoteRegion
 from monarch_async.control.controller import Requests
 from monarch_async.errors import Closed, Lost, ObjectLost, TransferError
 from monarch_async.mesh import room_report
-from monarch_async.mesh.holding import Grant, Hole, Holding, Keeper, ObjectFacts, Pin
+from monarch_async.mesh.holding import Grant, Holding, Hole, Keeper, ObjectFacts, Pin
 from monarch_async.mesh.ref_tickets import Tickets
 from monarch_async.wire.object_layout import Laid, cut_object
 from monarch_async.wire.payload import loads_shared

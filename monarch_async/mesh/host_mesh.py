@@ -60,7 +60,8 @@ class HostMesh(Sliced):
     ) -> ProcMesh:
         """Start worker processes on every host of this mesh; return their mesh, with the axes of both.
 
-        It may be used at once; ``await`` it to wait until all are up (raises SpawnFailed).
+        It may be used at once; ``await`` it to wait until all are up. Where some cannot be started that raises
+        SpawnFailed or HostLost, once the others are ended: there is a whole mesh, or none.
 
         Args:
             per_host: axes and sizes of the procs on each host: ``{"gpus": 4}``; one proc where not given.

@@ -1,6 +1,7 @@
 """Proc meshes: worker processes, addressed as an n-d array."""
 
 import asyncio
+import logging
 import os
 import signal as signals
 from array import array
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_async.control.host import Host
-from monarch_async.errors import Closed, HostLost, SpawnFailed
+from monarch_async.errors import Closed, Error, HostLost, Lost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.detachment import Detachment, lease_marks
 from monarch_async.mesh.domain import Domain, active_domain, find_domain
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 A = TypeVar("A")
+
+log = logging.getLogger("monarch_async")
+
 
 class Allocation:
     """The procs of one `spawn_procs`, all slices of the mesh share it. Known only where it was spawned."""
@@ -54,7 +58,7 @@ class Allocation:
         self.owner, self.owner_actor = domain.owner(), domain.owner_actor()
         self.groups: list[ActorGroup] = []  #: what was spawned here, oldest first
         self.dead: set[int] = set()
-        self.unreachable: set[int] = set()  #: those that went with their hosts: there is nobody to ask to stop them
+        self.unreachable: set[int] = set()  #: that never started, or went with their hosts: nothing is to stop
         self.restarting: dict[int, asyncio.Task[None]] = {}  #: by address
         self._ending: set[int] = set()  # asked to stop: they are not to come back
         self.is_stopped = False
@@ -67,6 +71,7 @@ class Allocation:
         self.ready = domain.start_task(_in_turn(opening, spawning))
         self.ready.add_done_callback(self._check_ready)
         self._is_awaited = False
+        self._giving_up: asyncio.Task[None] | None = None
 
     def _spec(self, rank: int) -> dict[str, Any]:
         """Return what the agent is told about one proc."""
@@ -101,14 +106,24 @@ class Allocation:
             self.domain.router.failures.report(Unseen(error, f"spawn of {self.name}"))
 
     async def wait_ready(self) -> None:
-        """Wait until every proc is up. Raises SpawnFailed."""
+        """Wait until every proc is up. Raises SpawnFailed or Lost, once the others, which have started, are ended."""
         self._is_awaited = True
         try:
             await asyncio.shield(self.ready)
-        except SpawnFailed:
+        except (SpawnFailed, Lost) as error:
             for group in self.groups:  # their actors fail for the same reason, and that has been told now
                 group.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+            if self._giving_up is None:
+                self._giving_up = self.domain.start_task(self._give_up(str(error).split("\n", 1)[0]))
+            await asyncio.wait([self._giving_up])
             raise
+
+    async def _give_up(self, why: str) -> None:
+        """It did not come up whole: whoever waits for it may have no other way to end the rest of it."""
+        try:
+            await self.stop(self.addresses, f"others of its mesh did not start: {why}")
+        except Error as error:  # where it ends with its program, or its lease
+            log.warning("%s did not start, and was not stopped either: %s", self.name, error)
 
     def _spawn(self, ranks: Sequence[int], specs: Sequence[dict[str, Any]]) -> Any:
         """Send the requests now, one per host; return what waits for the answers."""
@@ -125,12 +140,13 @@ class Allocation:
             failures: dict[int, str] = {}
             for answer in await asyncio.gather(*asked):  # that of each host is looked at, though another has failed
                 failures.update(answer)
-            for rank, address in enumerate(self.addresses):
-                reason = failures.get(proc_of(address))
-                if reason is not None:
-                    self.dead.add(address)
-                    host = next(h.name for h in self.hosts if h.id == host_of(address))
-                    raise SpawnFailed(f"{self.name}[{rank}]", host, reason)
+            failed = [rank for rank in ranks if proc_of(self.addresses[rank]) in failures]
+            never_started = [self.addresses[rank] for rank in failed]
+            self.dead.update(never_started)
+            self.unreachable.update(never_started)
+            for rank in failed:
+                reason = failures[proc_of(self.addresses[rank])]
+                raise SpawnFailed(f"{self.name}[{rank}]", self.hosts[rank].name, reason)
 
         return answers()
 
@@ -220,7 +236,8 @@ async def _in_turn(opening: Awaitable[None], spawning: Awaitable[None]) -> None:
 class ProcMesh(Sliced):
     """Worker processes. Made by `HostMesh.spawn_procs`; pickles, and works from any proc.
 
-    ``await procs`` waits until every proc is up (raises SpawnFailed); it may be used before.
+    ``await procs`` waits until every proc is up; it may be used before. Where some cannot be started it raises
+    SpawnFailed or HostLost, and the others are ended: there is a whole mesh, or none.
     """
 
     def __init__(

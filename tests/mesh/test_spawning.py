@@ -268,6 +268,9 @@ async def test_one_that_cannot_start_among_others(hosts: ma.HostMesh, tmp_path: 
     )
     with pytest.raises(ma.SpawnFailed, match=r"partly\[1\].*exited with status 9"):
         await procs
+    assert not [row for row in (await hosts.status()).hosts[0].procs if row.mesh == "partly"]
+    with pytest.raises(ma.Closed, match="proc mesh partly is closed: it was stopped"):
+        await procs.restart(1)
     await procs.stop()
 
 

@@ -440,6 +440,48 @@ def test_nothing_is_placed_where_an_agent_is_ending() -> None:
     simulation.run(main())
 
 
+@pytest.mark.parametrize("is_awaited", [True, False], ids=["mesh", "actors"])
+def test_a_spawn_of_which_a_host_is_lost_leaves_nothing_on_others(is_awaited: bool) -> None:
+    """Who awaits it in one go has no mesh in hand when that raises."""
+
+    async def main() -> None:
+        async with cluster(2) as world, ma.supervise(ma.ignore):
+            world.freeze(1)
+            procs = world.hosts.spawn_procs()
+            mesh = procs.spawn("members", Member)
+            await asyncio.sleep(1)
+            assert len(world.agents[0].workers.living()) == 1
+            with pytest.raises(ma.HostLost, match="host1"):
+                await (procs if is_awaited else mesh)
+            assert not world.agents[0].workers.living()
+            world.thaw(1)
+            await world.settle()
+            assert not world.agents[1].workers.living()
+
+    simulation.run(main())
+
+
+def test_a_proc_that_does_not_start_anew_ends_no_others() -> None:
+    async def main() -> None:
+        async with cluster(2) as world, ma.supervise(ma.ignore):
+            procs = await world.hosts.spawn_procs()
+            mesh = await procs.spawn("members", Member)
+            world.freeze(1)
+            with pytest.raises(ma.HostLost, match="host1"):
+                await procs.restart(1)
+            assert len(world.agents[0].workers.living()) == 1
+            world.thaw(1)
+            async with asyncio.timeout(60):
+                while len(ma.cluster().hosts.hosts) < 2:
+                    await asyncio.sleep(1)
+            await procs.restart(1)
+            assert await procs is procs
+            assert list(await mesh.wait.call(0)) == [0, 0]
+            await world.settle()
+
+    simulation.run(main())
+
+
 def test_a_spawn_on_hosts_that_are_lost_together_fails_once() -> None:
     """What the second one answered was looked at by nobody."""
 
