@@ -4,12 +4,20 @@ Seconds and bytes unless the name says otherwise. The client's values are handed
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 #: What `Config.transports` may name.
 TRANSPORTS = ("local", "cma", "memfd", "ucx", "tcp")
+
+_PREFIX = "MONARCH_ASYNC_"
+
+#: Variables that are read elsewhere.
+_OTHERS = {f"{_PREFIX}TOKEN", f"{_PREFIX}RESOURCES"}
+
+#: From which likeness on a variable is taken for a misspelt setting; the prefix counts too.
+_ALIKE = 0.93
 
 #: Settings that name files.
 _FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -67,8 +75,12 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Config":
-        """Return the defaults, overridden by ``MONARCH_ASYNC_*`` variables of ``environ`` (``os.environ``)."""
+        """Return the defaults, overridden by ``MONARCH_ASYNC_*`` variables of ``environ`` (``os.environ``).
+
+        Raises ValueError for a value of the wrong kind, and for a variable whose name is nearly that of a setting.
+        """
         environ = os.environ if environ is None else environ
+        _check_names(environ, [field.name for field in fields(cls)])
         found: dict[str, Any] = {}
         for field in fields(cls):
             text = environ.get(f"MONARCH_ASYNC_{field.name.upper()}")
@@ -85,6 +97,21 @@ class Config:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {name: value for name, value in values.items() if value != getattr(default, name)}
         return {f"MONARCH_ASYNC_{name.upper()}": str(value) for name, value in changed.items()}
+
+
+def _check_names(environ: Mapping[str, str], settings: Sequence[str]) -> None:
+    """Raise ValueError for a name that nearly is one.
+
+    Other programs may have variables of this prefix too: only what looks like a setting is refused.
+    """
+    known = {_PREFIX + name.upper() for name in settings} | _OTHERS
+    for name in environ:
+        if name.upper().startswith(_PREFIX) and name not in known:
+            import difflib  # hardly ever
+
+            meant = difflib.get_close_matches(name.upper(), known, 1, _ALIKE)
+            if meant:
+                raise ValueError(f"{name} is no setting: {meant[0]} is?")
 
 
 def _parse(name: str, kind: type, text: str) -> object:

@@ -117,6 +117,14 @@ async def wait_line(stream: asyncio.StreamReader, text: str) -> str:
     raise AssertionError(f"no line with {text!r}")
 
 
+async def test_the_command_is_there_without_its_script() -> None:
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "monarch_async", "--help", stdout=subprocess.PIPE, env=ENVIRON
+    )
+    out, _ = await done.communicate()
+    assert (done.returncode, out.decode().split()[:2]) == (0, ["usage:", "monarch-async"])
+
+
 # -- agent -------------------------------------------------------------------------------------------------------------
 
 
