@@ -6,6 +6,7 @@ agent, hands out proc ids, and passes on deaths, failures and log lines.
 
 import asyncio
 import itertools
+import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -21,11 +22,13 @@ from monarch_async.control.host_links import HostLink, HostLinks
 from monarch_async.control.refusal import as_refusal, pack_refusal
 from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Error, HostLost, Lost
-from monarch_async.ids import AGENT, address, host_of, random_id32
+from monarch_async.ids import AGENT, address, format_address, host_of, random_id32
 from monarch_async.runtime.call import Call
 from monarch_async.runtime.router import Router
 from monarch_async.transport.tls import Tls
 from monarch_async.wire.frame import CONTROL, EXITED, FAILURE, LOG, MSGPACK, REPLY, pack_frame
+
+log = logging.getLogger("monarch_async")
 
 
 class ProcIds:
@@ -206,6 +209,9 @@ class Controller:
             take(src, call, *arguments)
         except Error as error:
             self.answer(src, call, pack_refusal(error))
+        except (ValueError, TypeError, LookupError) as error:  # else it is what breaks the connection, again and again
+            log.warning("bad request from %s: %r", format_address(src), error, exc_info=True)
+            self.answer(src, call, {"error": f"bad request: {error!r}"})
 
     def answer(self, dst: int, call: int, value: object) -> None:
         """Answer a request of an agent or proc; ``value`` as msgpack (an Error: by `pack_refusal`)."""

@@ -64,7 +64,11 @@ class Detachment:
 
         async def answers() -> None:
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
-            refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            needed = len(outcomes) - len(others)
+            refused = [
+                outcome for index, outcome in enumerate(outcomes)
+                if isinstance(outcome, BaseException) and not (index >= needed and isinstance(outcome, Lost))
+            ]  # fmt: skip
             if refused and not all(isinstance(error, Lost) for error in refused):
                 await self.end(f"the name {self.name!r} is taken")
             if refused:

@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from monarch_async.config import Config
-from monarch_async.errors import ActorDied, BadFrame, Closed, WireError
+from monarch_async.errors import ActorDied, Closed, WireError
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.answers import NOTHING, Request
@@ -246,8 +246,8 @@ class Proc:
                 self._start_task(self.shutdown(*arguments))
             case _ if operation in self.operations:
                 self.operations[operation](src, call, *arguments)
-            case _:
-                raise BadFrame(f"unknown request {operation!r}")
+            case _ if call:
+                self.answer(src, call, {"error": f"{self.router.name}: unknown request {operation!r}"})
 
     def answer(self, dst: int, call: int, value: object) -> None:
         """Answer a request, as msgpack."""

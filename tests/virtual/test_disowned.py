@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import simulation
-from simulation import Simulation, cluster
+from simulation import CONFIG, Simulation, cluster
 
 import monarch_async as ma
 from monarch_async.ids import AGENT, address
@@ -117,3 +117,14 @@ def test_who_cannot_read_what_the_actors_are_takes_nothing(monkeypatch: pytest.M
         await lease.release()
 
     run(test)
+
+
+def test_a_host_that_is_lost_keeps_nobody_from_detaching_on_others() -> None:
+    async def test(world: Simulation) -> None:
+        world.freeze(1)
+        async with asyncio.timeout(2 * CONFIG.resume_window):
+            await world.hosts.slice(hosts=0).spawn_procs(detached="kept")
+        await (await ma.cluster().adopt("kept")).release()
+        world.thaw(1)
+
+    run(test, hosts=2)

@@ -305,6 +305,25 @@ def test_growing_by_a_source_and_giving_back() -> None:
     assert used[-1].given == []  # at the end of the program
 
 
+def test_a_request_that_makes_no_sense_is_refused_and_harms_nobody() -> None:
+    async def test(world: Simulation) -> None:
+        member = await members_on(world.hosts)
+        [proc] = world.procs.values()
+        assert proc.proc is not None and proc.domain is not None
+        requests = active_domain().requests
+        async with asyncio.timeout(5):
+            with pytest.raises(ma.Error, match="unknown request 'nonsense'"):
+                await requests.ask(proc.proc.info.address, "nonsense")
+            with pytest.raises(ma.Error, match="no request 'nonsense'"):
+                await proc.domain.requests.ask(requests.own, "nonsense")
+            with pytest.raises(ma.Error, match="bad request"):
+                await proc.domain.requests.ask(requests.own, "where", 1, 2, 3)
+            assert await member.echo.call_one(1) == 1
+        assert world.net.dials == 1
+
+    run(test)
+
+
 def test_an_actor_is_told_why_a_host_cannot_join_as_the_client_is() -> None:
     async def test(world: Simulation) -> None:
         member = await members_on(world.hosts)
