@@ -41,6 +41,7 @@ class _Shaking(asyncio.Protocol):
         self.agreed: asyncio.Future[tuple[asyncio.Transport, Agreed]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None  # none where no socket comes about
         self.wire: asyncio.Transport | None = None
+        self.peer = "a local process"  #: for the log
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
@@ -50,6 +51,8 @@ class _Shaking(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if isinstance(self._end, Dialer):
             transport.write(self._end.start())
+        else:
+            self.peer = _peer_name(transport)  # now: a socket that has gone does not know any more
 
     def data_received(self, data: bytes) -> None:
         if self.agreed.done():
@@ -213,7 +216,7 @@ async def listening(
     def refused(protocol: _Shaking, agreed: "asyncio.Future[tuple[asyncio.Transport, Agreed]]") -> None:
         error = None if agreed.cancelled() else agreed.exception()
         if isinstance(error, HandshakeRefused):
-            on_refused(_peer_name(protocol.wire), error)
+            on_refused(protocol.peer, error)
 
     def shaking() -> _Shaking:
         protocol = _Shaking(Listener(token, os.urandom(NONCE_BYTES), answer), on_agreed)
@@ -274,6 +277,9 @@ def own_host(wire: asyncio.Transport) -> str:
     return name[0] if isinstance(name, tuple) else ""
 
 
-def _peer_name(wire: asyncio.Transport | None) -> str:
-    peer = wire.get_extra_info("peername") if wire is not None else None
+def _peer_name(wire: asyncio.Transport) -> str:
+    try:
+        peer = wire.get_extra_info("peername")
+    except (OSError, ValueError):
+        return "somebody who has gone already"
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local process"

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,6 +159,45 @@ async def test_who_is_refused_learns_why_and_so_does_the_log(where: str) -> None
         assert [why for _, why in met.refused] == ["wrong token", "not you"]
         assert all(who.startswith("127.0.0.1:" if met.url.port else "a local process") for who, _ in met.refused)
         assert met.agreed == []
+
+
+class Gone(asyncio.Transport):
+    """A socket of which nothing is left, as uvloop has them."""
+
+    is_gone = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        if self.is_gone and name == "peername":
+            raise ValueError("negative file descriptor")
+        return ("10.0.0.1", 77) if name == "peername" else None
+
+    def write(self, data: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_gone_at_once", [False, True])
+async def test_who_is_gone_when_that_is_logged_is_refused_all_the_same(
+    is_gone_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[asyncio.Protocol] = []
+
+    async def create_server(factory: Callable[[], asyncio.Protocol], *_: object, **__: object) -> asyncio.Server:
+        made.append(factory())
+        return server
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    monkeypatch.setattr(loop, "create_server", create_server)
+    async with listener() as met:
+        wire = Gone()
+        wire.is_gone = is_gone_at_once
+        made[0].connection_made(wire)
+        wire.is_gone = True
+        made[0].connection_lost(None)
+        await asyncio.sleep(0)
+        who = "somebody who has gone already" if is_gone_at_once else "10.0.0.1:77"
+        assert met.refused == [(who, "connection closed during the handshake")]
 
 
 async def test_a_dialer_that_says_nothing_is_let_go(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
