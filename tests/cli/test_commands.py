@@ -149,13 +149,15 @@ async def test_a_program_that_was_killed_is_in_the_log_and_the_status_until_its_
         await program.stdout.readline()
         program.kill()
         await program.wait()
-        said = await wait_line(process.stderr, f"client {program.pid}: its connection broke")
+        async with asyncio.timeout(10):
+            said = await wait_line(process.stderr, f"client {program.pid}: its connection broke")
         assert "its procs here end unless it is back within 4 s" in said
         code, shown, _ = await run("status", url, "--token-file", str(token))
         assert code == 0
         away = re.search(r"client (\d+) \(not connected for [\d.]+ s, gone after 4 s\)", " ".join(shown.split()))
         assert away is not None and int(away[1]) == program.pid
-        assert "ending 1 procs" in await wait_line(process.stderr, "not heard for")
+        async with asyncio.timeout(10):
+            assert "ending 1 procs" in await wait_line(process.stderr, "not heard for")
 
 
 async def test_an_agent_is_let_go_where_another_cannot_be_reached(token: Path) -> None:
