@@ -7,6 +7,7 @@ P3. Requests of the runtime (status, stop) are answered by the loop at once, nev
 P4. A call from another host to an actor that is not here waits, up to ``resume_window``, for the message that makes
     it: that may come another way, over a link that is being resumed.
 P5. In a detached proc the client's failed actors are reported to the agent, which keeps that while there is no client.
+    Once another client has adopted it, the one before, which may just have been cut off, stops none of them.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from typing import Any
 import msgpack
 
 from monarch_async.config import Config
-from monarch_async.errors import ActorDied, Closed, WireError
+from monarch_async.errors import ActorDied, Closed, NotHolder, WireError
 from monarch_async.ids import agent_of, host_of
 from monarch_async.ranks import Extent, Region
 from monarch_async.runtime.answers import NOTHING, Request
@@ -260,6 +261,10 @@ class Proc:
 
     async def _stop_actor(self, src: int, call: int, actor_id: int, reason: str) -> None:
         instance = self.instances.get(actor_id)
+        if instance is not None and self._is_detached and src != instance.owner[0]:  # P5
+            error = NotHolder(instance.label, "this program is the owner of its detached lease no longer")
+            self.answer(src, call, {"error": str(error), "kind": "NotHolder", "facts": list(error.args)})
+            return
         if instance is not None:  # until it has stopped it is here: who asks again, and `shutdown`, wait for that too
             await instance.stop(reason)
             if self.instances.get(actor_id) is instance:

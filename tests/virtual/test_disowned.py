@@ -58,6 +58,27 @@ def test_who_has_given_a_lease_back_ends_nothing_of_it_by_leaving_and_is_told_no
     run(test)
 
 
+def test_an_owner_from_before_stops_and_restarts_no_actor() -> None:
+    """One that was frozen, and goes on before it has heard that another has adopted them."""
+
+    async def test(world: Simulation) -> None:
+        follower = await (await world.hosts.spawn_procs(detached="kept")).spawn("follower", Follower)
+        [worker] = world.agents[0].workers.living()
+        [proc] = world.procs.values()
+        assert proc.proc is not None
+        worker.root = worker.owner = 99 << 32 | 1
+        proc.proc.change_root(worker.root)  # as the agent tells it when it is adopted
+        for ending in (follower.stop, lambda: follower.restart(0)):  # type: ignore[attr-defined]
+            with pytest.raises(ma.NotHolder, match="follower: this program is the owner .* no longer"):
+                await ending()
+        assert await follower.echo.call_one(1) == 1
+        proc.proc.change_root(world.client.address)
+        worker.root = worker.owner = world.client.address
+        await (await ma.cluster().adopt("kept")).release()
+
+    run(test)
+
+
 def test_who_follows_hosts_in_a_proc_that_is_adopted_comes_to_an_end() -> None:
     async def test(world: Simulation) -> None:
         follower = await (await world.hosts.spawn_procs(detached="kept")).spawn("follower", Follower)
