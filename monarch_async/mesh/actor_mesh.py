@@ -101,7 +101,8 @@ class ActorGroup:
     def respawn(self, address: int) -> Start:
         """Make the one member at ``address`` anew."""
         if self._order is None:
-            why = f"its arguments were too large to be kept with a detached lease ({MOST_KEPT >> 20} MiB)"
+            most = f"{MOST_KEPT >> 20} MiB of all its spawns"
+            why = f"its arguments were too large to be kept with a detached lease ({most})"
             raise Closed(f"restart of {self.name}", why)
         router = active_router()
         rank = self.members.index(address)

@@ -7,7 +7,7 @@ members anew, is pickled: it is read by the next owner alone, which could have g
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("monarch_async")
 
-#: Pickled arguments of a spawn that are larger are not kept: the next owner has the actors, and cannot make them anew.
+#: Of the pickled arguments of all spawns of a lease so much is kept, as it is told in one frame. Of a spawn whose are not
+#: the next owner has the actors, and cannot make them anew.
 MOST_KEPT = 4 << 20
 
 
@@ -42,6 +43,7 @@ class Detachment:
         self._domain, self.name, self.id = domain, name, id
         self.marks = lease_marks(id, name)
         self._hosts: set[int] = set()
+        self._kept: dict[int, int] = {}  # by actor id: bytes of its spawn's arguments
         self._is_over = False
         self._fate: NotHolder | None = None
 
@@ -78,10 +80,15 @@ class Detachment:
 
     def note(self, mesh: "ActorMesh", procs: Region, order: Encoded) -> None:
         """Actors are about to be spawned there, on these of its procs; ``order`` makes them."""
-        self._tell("lease_actors", self.id, mesh.identity, mesh.name, _pack_actors(mesh, procs, order))
+        size = _size(order)
+        is_kept = size <= MOST_KEPT - sum(self._kept.values())
+        if is_kept:
+            self._kept[mesh.identity] = size
+        self._tell("lease_actors", self.id, mesh.identity, mesh.name, _pack_actors(mesh, procs, order, is_kept))
 
     def drop(self, actor: int) -> None:
         """They were stopped, and will not be made anew."""
+        self._kept.pop(actor, None)
         self._tell("lease_actors", self.id, actor, "", None)
 
     def _tell(self, operation: str, *arguments: object) -> None:
@@ -109,9 +116,10 @@ class Detachment:
             self._fate = NotHolder(what, f"this program was cut off, and is its owner no longer; {now}")
             log.warning("%s", self._fate)
 
-    def taken(self, hosts: Sequence[int]) -> None:
-        """It was adopted; its procs are on these hosts."""
+    def taken(self, hosts: Sequence[int], kept: Mapping[int, Encoded]) -> None:
+        """It was adopted; its procs are on these hosts, and these spawns are kept, by actor id."""
         self._hosts = set(hosts)
+        self._kept = {actor: _size(order) for actor, order in kept.items()}
 
     async def end(self, reason: str) -> None:
         """End its procs, and what they spawned, in order; forget it everywhere. Waits for that. Twice is fine.
@@ -162,9 +170,12 @@ def _pack_shape(allocation: "Allocation", specs: Sequence[dict[str, Any]]) -> by
     })  # fmt: skip
 
 
-def _pack_actors(mesh: "ActorMesh", procs: Region, order: Encoded) -> bytes:
-    size = len(order.skeleton) + sum(map(len, order.buffers))
-    kept = [bytes(part) for part in (order.skeleton, *order.buffers)] if size <= MOST_KEPT else []
+def _size(order: Encoded) -> int:
+    return len(order.skeleton) + sum(map(len, order.buffers))
+
+
+def _pack_actors(mesh: "ActorMesh", procs: Region, order: Encoded, is_kept: bool) -> bytes:
+    kept = [bytes(part) for part in (order.skeleton, *order.buffers)] if is_kept else []
     skeleton, buffers = dumps((mesh, procs))
     assert not buffers
     return msgpack.packb([skeleton, kept])

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -189,12 +189,13 @@ async def _enter(
     id: int,
     hosts: Sequence[Host],
     answers: Mapping[int, Mapping[str, Any]],
-    kept: Iterable[tuple[str, ActorMesh, Region, Encoded | None]],
+    kept: Sequence[tuple[str, ActorMesh, Region, Encoded | None]],
 ) -> DetachedLease:
     """Have the meshes here, show what was printed, and ask the policies about what went wrong."""
     shape = next(iter(answers.values()))["shape"]
     detachment = Detachment(program, name, id)
-    detachment.taken([host.id for host in hosts])
+    orders = {mesh.identity: order for _, mesh, _, order in kept if order is not None}
+    detachment.taken([host.id for host in hosts], orders)
     allocation = _rebuild(program, shape, hosts, detachment)
     actors = {}
     for actor_name, mesh, region, order in kept:

@@ -26,10 +26,15 @@ class Follower(ma.Actor):
 
 def run(test: Any, hosts: int = 1) -> None:
     async def main() -> None:
-        async with cluster(hosts) as world:
+        async with cluster(hosts, split=in_reads) as world:
             await test(world)
 
     simulation.run(main(), 0, True)
+
+
+def in_reads(data: bytes) -> list[bytes]:
+    """As sockets deliver it: not all at once."""
+    return [data[start : start + (256 << 10)] for start in range(0, len(data), 256 << 10)]
 
 
 async def disown(world: Simulation) -> int:
@@ -69,7 +74,7 @@ def test_an_owner_from_before_stops_and_restarts_no_actor() -> None:
         worker.root = worker.owner = 99 << 32 | 1
         proc.proc.change_root(worker.root)  # as the agent tells it when it is adopted
         for ending in (follower.stop, lambda: follower.restart(0)):  # type: ignore[attr-defined]
-            with pytest.raises(ma.NotHolder, match="follower: this program is the owner .* no longer"):
+            with pytest.raises(ma.NotHolder, match=r"follower: this program is the owner .* no longer"):
                 await ending()
         assert await follower.echo.call_one(1) == 1
         proc.proc.change_root(world.client.address)
@@ -149,3 +154,36 @@ def test_a_host_that_is_lost_keeps_nobody_from_detaching_on_others() -> None:
         world.thaw(1)
 
     run(test, hosts=2)
+
+
+class Heavy(ma.Actor):
+    def __init__(self, weight: bytes) -> None:
+        self.weight = len(weight)
+
+    @ma.endpoint
+    async def weigh(self) -> int:
+        return self.weight
+
+
+def test_what_makes_many_actors_anew_fits_into_the_answer_to_who_adopts_them() -> None:
+    async def test(world: Simulation) -> None:
+        procs = await world.hosts.spawn_procs(detached="kept")
+        for number in range(6):
+            await procs.spawn(f"heavy{number}", Heavy, bytes(3_000_000))
+        await disown(world)
+        async with asyncio.timeout(5):
+            lease = await ma.cluster().adopt("kept")
+        assert len(lease.actors) == 6
+        await lease.actors["heavy0"].restart(0)
+        assert await lease.actors["heavy0"].weigh.call_one() == 3_000_000  # type: ignore[attr-defined]
+        with pytest.raises(ma.Closed):
+            await lease.actors["heavy5"].restart(0)
+        await lease.actors["heavy0"].stop()
+        await lease.procs.spawn("heavy6", Heavy, bytes(3_000_000))  # in its place
+        await disown(world)
+        async with asyncio.timeout(5):
+            lease = await ma.cluster().adopt("kept")
+        await lease.actors["heavy6"].restart(0)
+        await lease.release()
+
+    run(test)
