@@ -20,7 +20,7 @@ What it refuses
 
 Reading order
 - ``attachment.py``, ``cluster.py``, ``host_mesh.py``, ``proc_recipe.py``, ``proc_mesh.py``, ``actor_mesh.py``  how a
-  program gets from nothing to actors
+  program gets from nothing to actors; ``termination.py``  SIGTERM
 - ``roster.py``, ``remote_roster.py``, ``host_source.py``, ``local_source.py``  hosts that join and leave meanwhile
 - ``placement.py``, ``placement_request.py``, ``placed_env.py``  what a demand was granted, and procs on it
 - ``detachment.py``, ``leases.py``  procs that outlive their program, and the next one that takes them over

@@ -18,6 +18,7 @@ from monarch_async.mesh.leases import announce
 from monarch_async.mesh.local_source import LocalSource
 from monarch_async.mesh.program import Program
 from monarch_async.mesh.scope import Scope
+from monarch_async.mesh.termination import end_on_sigterm
 from monarch_async.scheduler.resources import Resources
 from monarch_async.transport.loop import run_loop
 
@@ -208,5 +209,8 @@ def attach(
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a program to its end on uvloop where it is installed, as `asyncio.run` does; return what it returns."""
-    return run_loop(main)
+    """Run a program to its end on uvloop where it is installed, as `asyncio.run` does; return what it returns.
+
+    SIGTERM cancels it as Ctrl-C does, so that its blocks end in order; the process ends with status 143 then.
+    """
+    return run_loop(end_on_sigterm(main))

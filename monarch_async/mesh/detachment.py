@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("monarch_async")
 
-#: Of the pickled arguments of all spawns of a lease so much is kept, as it is told in one frame. Of a spawn whose are not
-#: the next owner has the actors, and cannot make them anew.
+#: Of the pickled arguments of all spawns of a lease so much is kept, as it is told in one frame. Of a spawn whose are
+#: not, the next owner has the actors, and cannot make them anew.
 MOST_KEPT = 4 << 20
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from agents import TOKEN, descendants, is_alive, running_agent
 
+import monarch_async as ma
+
 HERE = Path(__file__).parent
 
 
@@ -96,7 +98,9 @@ ENDS = {
     "os._exit": ("os._exit(8)", None, 8, ""),
     "SIGINT": (WAIT, signal.SIGINT, -signal.SIGINT, "KeyboardInterrupt"),
     "SIGINT in a call": ("await victims.wait_forever.call()", signal.SIGINT, -signal.SIGINT, "KeyboardInterrupt"),
-    "SIGTERM": (WAIT, signal.SIGTERM, -signal.SIGTERM, ""),
+    "SIGTERM": (WAIT, signal.SIGTERM, 143, ""),
+    "SIGTERM in a call": ("await victims.wait_forever.call()", signal.SIGTERM, 143, ""),
+    "a second SIGTERM": ("signal.raise_signal(signal.SIGTERM); time.sleep(60)", signal.SIGTERM, -signal.SIGTERM, ""),
     "SIGKILL": (WAIT, signal.SIGKILL, -signal.SIGKILL, ""),
     "SIGKILL while its loop is blocked": ("time.sleep(60)", signal.SIGKILL, -signal.SIGKILL, ""),
 }
@@ -135,6 +139,18 @@ async def test_a_program_that_is_killed_leaves_an_attached_agent_as_it_was(tmp_p
             await wait_gone([*run.pids, *workers], within=8)
         assert is_alive(agent.pid)
         await agent.wait_said("left (")
+
+
+async def test_a_program_that_is_terminated_says_goodbye_to_an_attached_agent(tmp_path: Path, wait_gone) -> None:
+    """Its procs end now, not when the window is over."""
+    async with running_agent(config=ma.Config()) as agent:
+        before = set(descendants(agent.pid))
+        hosts = f"ma.attach({agent.url!r})"
+        async with running(tmp_path, WAIT, hosts, MONARCH_ASYNC_TOKEN=TOKEN) as run:
+            workers = set(descendants(agent.pid)) - before
+            run.process.terminate()
+            assert await run.wait() == 143
+            await wait_gone([*run.pids, *workers], within=1)
 
 
 async def test_a_program_and_its_agents_are_killed_at_once(tmp_path: Path, wait_gone) -> None:

@@ -421,7 +421,7 @@ def test_an_agent_that_is_ending_starts_nothing() -> None:
 
 
 def test_nothing_is_placed_where_an_agent_is_ending() -> None:
-    """It took what it was asked for, and could start nothing on it: again and again, for as long as procs took to end."""
+    """It took what it was asked for, and could start nothing on it: again and again, as long as procs took to end."""
 
     async def main() -> None:
         async with cluster(2) as world, ma.supervise(ma.ignore):
