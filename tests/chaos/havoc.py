@@ -42,8 +42,10 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         self.heal()
-        await self.stop()
-        await self._stack.aclose()
+        try:
+            await self.stop()
+        finally:
+            await self._stack.aclose()
 
     async def start(self) -> None:
         """Start an agent where the last one listened."""
@@ -53,13 +55,11 @@ class Site:
 
     async def stop(self) -> None:
         """End it in order, or reap it."""
-        if self.agent is not None:
-            for line in self.agent.said:
-                if "Traceback" in line:
-                    self.chronicle.note(f"{self.name} said: {chr(10).join(self.agent.said[-60:])}")
-            assert not [line for line in self.agent.said if "Traceback" in line], self.agent.said[-60:]
-        self.agent = None
+        agent, self.agent = self.agent, None
         await self._life.aclose()
+        if agent is not None and any("Traceback" in line for line in agent.said):
+            self.chronicle.note(f"{self.name} said: {chr(10).join(agent.said[-60:])}")
+            raise AssertionError(f"{self.name} said: {agent.said[-60:]}")
 
     def heal(self) -> None:
         self.proxy.accept_new()

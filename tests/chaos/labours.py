@@ -153,6 +153,8 @@ class Labours:
         """A clerk on every host there is."""
         short = name.replace(" ", "")
         procs = ma.cluster().hosts.spawn_procs({"n": 1}, name=short)
+        if self.dice.random() < 0.5:
+            await procs  # all of them, or nothing is left
         try:
             yield await procs.spawn(f"clerks-{short}", Clerk)
         finally:
