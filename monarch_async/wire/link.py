@@ -19,8 +19,8 @@ Pure: the owner brings ``now``, carries the counts, and moves the bytes. What it
     Down(since)      record   (bug)     forget   no change    Up, frames to send  now - since > window: Lost
     Lost(since)      (bug)    (bug)     ignore   no change    LinkBroken          True
 
-`give_up` leads from anywhere to Lost. A link starts Up: its first connection needs no resume. Lost is final, also when the peer turns up after
-all: by then its calls have been failed, so it must not be heard again.
+`give_up` leads from anywhere to Lost. A link starts Up: its first connection needs no resume. Lost is final, also when
+the peer turns up after all: by then its calls have been failed, so it must not be heard again.
 
 Invariants:
 
