@@ -34,8 +34,13 @@ class Cluster:
 
         One that is suspect (see `events`) or drained is among them. In an actor: its own host first; the others once
         `fetch_hosts` or `events` was used there.
+
+        Where there is none now it raises HostLost, which names those that are lost and says why; Closed where all have
+        left.
         """
-        return HostMesh(self._domain.hosts)
+        if not (hosts := self._domain.hosts):
+            raise self._domain.why_no_host()
+        return HostMesh(hosts)
 
     async def fetch_hosts(self) -> HostMesh:
         """Return all of `hosts`, in actors too. Waits for the client, once; from then on they are told of changes."""

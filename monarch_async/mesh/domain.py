@@ -17,7 +17,7 @@ from monarch_async.control.holder import Places
 from monarch_async.control.host import Host
 from monarch_async.control.supervision import Failure
 from monarch_async.control.worker import Exit
-from monarch_async.errors import Closed, Lost, MeshError
+from monarch_async.errors import Closed, Error, Lost, MeshError
 from monarch_async.ids import agent_of, host_of, random_id64
 from monarch_async.mesh.guardian import Guardian
 from monarch_async.mesh.holdings import Holdings
@@ -92,6 +92,10 @@ class Domain:
     def hosts(self) -> list[Host]:
         """The hosts of the program that live, as far as this process knows them."""
         raise NotImplementedError
+
+    def why_no_host(self) -> Error:
+        """Return what to raise where there is none: HostLost where they were lost, else Closed."""
+        return Closed("this program", "it has no host")
 
     def owner_actor(self) -> int:
         """Return the id of the actor that spawns now; 0 in the client."""

@@ -103,5 +103,11 @@ class HostMesh(Sliced):
 
 
 def this_host() -> HostMesh:
-    """Return the host this code runs on, in an actor; in the client, the first of its hosts."""
-    return HostMesh(active_domain().hosts[:1], name="this_host")
+    """Return the host this code runs on, in an actor; in the client, the first of its hosts.
+
+    Raises HostLost or Closed where there is none, as `Cluster.hosts` does.
+    """
+    domain = active_domain()
+    if not (hosts := domain.hosts[:1]):
+        raise domain.why_no_host()
+    return HostMesh(hosts, name="this_host")

@@ -11,7 +11,7 @@ from monarch_async.control.membership import HostEvent
 from monarch_async.control.placer import Placer
 from monarch_async.control.remote_placer import RemoteHolders
 from monarch_async.control.supervision import Failure
-from monarch_async.errors import Closed
+from monarch_async.errors import Closed, Error, HostLost
 from monarch_async.ids import AGENT, address, host_of
 from monarch_async.mesh.console import Console
 from monarch_async.mesh.domain import Domain
@@ -35,6 +35,7 @@ class Program(Domain):
         super().__init__(controller.router)
         self.controller, self.scope = controller, scope
         self.console = Console(controller.config.fold_logs, scope.fail)
+        self._last_gone: HostEvent | None = None  # the host that was lost last, or left
         self._placer = Placer(controller)
         RemoteHolders(controller, self._placer)
         controller.links.listeners.append(self._placer.take_host_event)
@@ -76,11 +77,25 @@ class Program(Domain):
 
     def _take_host_event(self, event: HostEvent) -> None:
         """Of what was there it is known what became of it: objects were let go of, procs may have been adopted."""
+        if event.kind == "lost" or (event.kind == "left" and event.was != "lost"):
+            self._last_gone = event
         if event.kind in ("lost", "left"):
             self.holdings.host_lost(address(event.host.id, AGENT))
         if event.kind == "up" and event.was == "joining":
             for detachment in {a.detachment for a in self.allocations.values() if a.detachment is not None}:
                 self.start_task(detachment.host_returned(event.host.id))
+
+    def why_no_host(self) -> Error:
+        """Name those that are lost; where none is known any more, the last one there was."""
+        gone = self._last_gone
+        lost = [event for event in self.controller.links.members if event.kind == "lost"]
+        if not lost and gone is not None and gone.kind == "lost":
+            lost = [gone]
+        if lost:
+            names, reasons = [event.host.name for event in lost], dict.fromkeys(event.why for event in lost)
+            return HostLost(", ".join(names), f"{'; '.join(reasons)}. This program has no other host")
+        why = f": the last one, {gone.host.name}, has left: {gone.why}" if gone is not None else ""
+        return Closed("this program", f"it has no host{why}")
 
     def why_not_detached(self, hosts: Sequence[Host]) -> str:
         """Where a host ends with this program, so does everything there."""
@@ -92,7 +107,8 @@ class Program(Domain):
         living = self.hosts
         near = [host for host in living if self.router.outgoing.is_near(host.id)] or living
         if not near:
-            raise Closed("this program", "all its hosts are gone")
+            why = self.why_no_host()
+            raise why if isinstance(why, Closed) else Closed("this program", f"it has no host: {why}")
         return address(next((host.id for host in near if host.id == host_of(home)), near[0].id), AGENT)
 
     def warm(self, hosts: Sequence[Host]) -> None:

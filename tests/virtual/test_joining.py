@@ -462,3 +462,30 @@ def test_a_host_on_its_way_is_waited_for_whatever_else_is_asked_of_its_source() 
             await ma.cluster().place(ma.Demand([ma.Bundle()] * 3, strategy="strict_spread"))
 
     run(test)
+
+
+def test_where_no_host_is_left_it_is_said_which_were_lost_and_why() -> None:
+    async def test(world: Simulation) -> None:
+        async with ma.supervise(ma.ignore):
+            world.freeze(0)
+            world.freeze(1)
+            async with asyncio.timeout(60):
+                while len(active_domain().hosts):
+                    await asyncio.sleep(1)
+            no_sign = r"host host0, host1 lost: no sign of life for 1\d.\d s .*This program has no other host"
+            for ask in (lambda: ma.cluster().hosts.slice(hosts=0), lambda: ma.cluster().hosts, ma.this_host):
+                with pytest.raises(ma.HostLost, match=no_sign):
+                    ask()
+            with pytest.raises(ma.Closed, match="it has no host: host host0, host1 lost: no sign of life"):
+                await ma.put(1)
+            world.thaw(0)
+            world.thaw(1)
+            async with asyncio.timeout(60):
+                while len(active_domain().hosts) < 2:
+                    await asyncio.sleep(1)
+            await ma.cluster().leave("host0")
+            await ma.cluster().leave("host1")
+            with pytest.raises(ma.Closed, match="it has no host: the last one, host1, has left: it was left"):
+                ma.cluster().hosts.spawn_procs()
+
+    run(test, hosts=2)
