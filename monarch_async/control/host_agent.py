@@ -298,7 +298,7 @@ class HostAgent:
     def take_exit(self, payload: bytes, proc: int) -> None:
         """A peer tells that a proc of its own ended: pass it to those here who sent to it; end what it spawned here."""
         for connection in self.relay.forget(proc):
-            connection.send(pack_frame(EXITED, 0, connection.address, self.address, 0, proc, b"", payload))
+            connection.send_run([pack_frame(EXITED, 0, connection.address, self.address, 0, proc, b"", payload)])
         self.workers.kill_owned_by(proc)
         self._tell_gone(proc)
 

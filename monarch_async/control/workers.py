@@ -216,7 +216,7 @@ class Workers:
     def send_exit(self, connection: Connection, exit: Exit, owner_actor: int = 0, dst: int | None = None) -> None:
         """Tell who is at the other end, or ``dst`` behind it."""
         dst, src = connection.address if dst is None else dst, self._relay.address
-        connection.send(pack_frame(EXITED, 0, dst, src, owner_actor, exit.address, b"", exit.pack()))
+        connection.send_run([pack_frame(EXITED, 0, dst, src, owner_actor, exit.address, b"", exit.pack())])
 
     def kill_owned_by(self, owner: int) -> None:
         """End what a dead proc, here or elsewhere, had spawned here (W4): nobody is left who could supervise it.

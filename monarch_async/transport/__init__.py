@@ -1,6 +1,7 @@
 """Sockets: connections that carry frames, and how they come about.
 
 - ``connection``: one peer; frames out and in, a link where the session must outlive its sockets, a lane for bulk.
+- ``turns``: what waits in that lane, and how little of it in the kernel.
 - ``url``: addresses (``tcp://host:port``, ``tls://host:port``, ``unix:///path``).
 - ``dial``: listening, dialling, the handshake over a socket.
 - ``tls``: encryption: settings, certificates, what is wrong with them; ``tls_server`` listens with it.

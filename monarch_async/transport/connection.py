@@ -11,7 +11,8 @@ frame is kept as a list of pieces, so that nothing is copied twice.
 
 Where the peer is on another machine the connection has a `Link`: the socket may drop and be replaced, and frames are
 kept until acknowledged. Bulk goes through `bulk`: its chunks are written only while the socket takes them, so that
-other frames overtake a large payload.
+other frames overtake a large payload. So do they overtake chunks that are only passed on, where the connection has a
+link; but a death stays behind what the dead proc had sent.
 """
 
 import asyncio
@@ -20,12 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from monarch_async.errors import BadFrame, FrameTooLarge, WireError
+from monarch_async.transport.turns import Passed, bound_unsent, takes_turn
 from monarch_async.wire.frame import ACK, HEADER, HEADER_SIZE, PIECEWISE, PING, U32, pack_frame
 from monarch_async.wire.link import Link
 
 Pieces = Sequence[bytes | memoryview]
-
-_HIGH_WATER = 1 << 20
 
 
 class Consumer(Protocol):
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             return
         if wire.get_protocol() is not self:
             wire.set_protocol(self)
-        wire.set_write_buffer_limits(_HIGH_WATER)
+        bound_unsent(wire, self.link is not None)
         self.wire = wire
         self.is_writable = True
         self._rest, self._pieces, self._missing = b"", [], 0
@@ -174,6 +174,8 @@ class Connection(asyncio.Protocol):
         """Send what was handed over, then close for good. Closing twice is fine."""
         if self.is_closed:
             return
+        for source in [source for source in self._bulk if isinstance(source, Passed)]:
+            self.send(source.frame)
         self._flush_joined()
         self._shut()
         if self.wire is not None:
@@ -192,24 +194,34 @@ class Connection(asyncio.Protocol):
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send_pieces(self, pieces: Pieces) -> None:
-        """Send one frame that is in pieces, without joining them where no link must keep it."""
-        if self.link is not None:
-            self.send(b"".join(pieces))
-        else:
+        """Send one frame that is in pieces, without joining them where no link must keep it. Chunks take their turn."""
+        if self.link is None:
             for piece in pieces:
                 self._write(piece)
+        elif self._is_behind and takes_turn(pieces[0]):
+            self._bulk.append(Passed(b"".join(pieces)))
+        else:
+            self.send(b"".join(pieces))
 
     def send_run(self, frames: Sequence[bytes]) -> None:
-        """Send several frames in one write."""
+        """Send several frames in one write; with a link, chunks and deaths among them take their turn."""
         link = self.link
         if link is not None:
             if self.is_closed:
                 return
+            if self._is_behind:
+                self._bulk.extend([Passed(frame) for frame in frames if takes_turn(frame)])
+                frames = [frame for frame in frames if not takes_turn(frame)]
             if self._held or link.is_full:
                 self._held.extend(frames)
                 return
             link.push_run(frames)
         self._write(b"".join(frames))
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether chunks have to wait, which somebody else has sent: `pause_writing` cannot stop him."""
+        return not self.is_writable or bool(self._bulk)
 
     def bulk(self, source: BulkSource) -> None:
         """Send a large payload chunk by chunk, between other frames."""
@@ -240,7 +252,10 @@ class Connection(asyncio.Protocol):
                 waiting += 1
             else:
                 waiting = 0
-                self.send_pieces(pieces)
+                if self.link is not None:
+                    self.send(b"".join(pieces))
+                else:
+                    self.send_pieces(pieces)
                 self._flush_joined()  # so that the socket can say stop
             if source.is_done:
                 bulk.popleft()

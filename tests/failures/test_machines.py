@@ -133,7 +133,8 @@ async def test_control_waits_for_no_large_payload_that_goes_in_chunks() -> None:
     config = ma.Config(resume_window=20.0, heartbeat=0.5, stop_grace=0.5, transports="", chunk=64 << 10)
     async with machines(2, config) as net, net.attached() as hosts:
         took = await _calls_while_busy(net, hosts)
-        assert took[-1] < 2.5, took  # what the kernel has taken goes first: as much as its buffers hold
+        assert len(took) > 10
+        assert took[len(took) // 2] < 0.25 and took[-1] < 1.0, took  # the agent has two seconds' worth to pass on
 
 
 async def _calls_while_busy(net: Network, hosts: ma.HostMesh) -> list[float]:

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from monarch_async.errors import BadFrame, FrameTooLarge
 from monarch_async.transport.connection import Connection
-from monarch_async.wire.frame import ACK, CALL, CHUNK, HEADER, LEASE, PIECEWISE, PING, U32, frame_length, pack_frame
+from monarch_async.wire.frame import (
+    ACK,
+    CALL,
+    CHUNK,
+    EXITED,
+    HEADER,
+    LEASE,
+    PIECEWISE,
+    PING,
+    U32,
+    frame_length,
+    pack_frame,
+)
 from monarch_async.wire.link import Link
 
 MAX_FRAME = 1 << 20
@@ -257,6 +269,45 @@ async def test_other_frames_overtake_bulk_while_the_socket_is_behind() -> None:
     assert chunks(wire) == [(0, 9)]
     connection.resume_writing()
     assert chunks(wire) == [(0, 9), (1, 1), (1, 2), (1, 3)]
+
+
+def chunk(number: int) -> bytes:
+    return pack_frame(CHUNK, 0, 1, 2, 5, number, b"", b"")
+
+
+@pytest.mark.parametrize("end", ["resumed", "closed", "replaced"])
+async def test_chunks_that_are_passed_on_wait_their_turn_and_deaths_behind_them(end: str) -> None:
+    """They come from another connection, which cannot be stopped; what the dead had sent comes first."""
+    connection, _, wire = connected(Link())
+    death = pack_frame(EXITED, 0, 1, 2, 0, 77)
+    connection.send_pieces([chunk(1)])
+    connection.pause_writing()
+    connection.send_pieces([chunk(2)[:40], chunk(2)[40:]])
+    connection.send_run([chunk(3), frame(9), death])
+    connection.send(frame(10))
+    assert chunks(wire) == [(5, 1), (0, 9), (0, 10)]
+    if end == "resumed":
+        connection.resume_writing()
+    elif end == "closed":
+        connection.close()
+    else:
+        connection.drop()
+        connection.send_run([chunk(4)])
+        first, wire = wire, Wire()
+        assert connection.link is not None
+        connection.link.down(0.0)
+        connection.attach(wire, b"", connection.link.resume(3, 0.0))  # type: ignore[arg-type]
+        wire.written[:0] = first.written
+    rest = [(5, 2), (5, 3), (0, 77), *([(5, 4)] if end == "replaced" else [])]
+    assert chunks(wire)[3:] == rest
+
+
+async def test_without_a_link_what_is_passed_on_goes_at_once() -> None:
+    connection, _, wire = connected()
+    connection.pause_writing()
+    connection.send_run([chunk(1), frame(2)])
+    connection.send_pieces([chunk(3)])
+    assert chunks(wire) == [(5, 1), (0, 2), (5, 3)]
 
 
 async def test_bulk_stops_when_the_socket_says_so() -> None:
