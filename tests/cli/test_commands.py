@@ -138,6 +138,7 @@ async def test_an_agent_ends_in_order_on_a_signal(token: Path, signo: signal.Sig
         assert "agent alpha ended" in (await process.stderr.read()).decode()
 
 
+@pytest.mark.slow
 async def test_a_program_that_was_killed_is_in_the_log_and_the_status_until_its_window_is_over(token: Path) -> None:
     environ = {**ENVIRON, "MONARCH_ASYNC_RESUME_WINDOW": "4"}
     async with agent("--token-file", str(token), "--name", "alpha", environ=environ) as (url, process):
@@ -360,6 +361,7 @@ async def test_a_blocked_proc_is_shown_as_blocked(tmp_path: Path) -> None:
         await blocked
 
 
+@pytest.mark.slow
 async def test_watch_goes_on_until_interrupted(token: Path) -> None:
     async with agent("--token-file", str(token), "--name", "alpha") as (url, process):
         assert process.stderr is not None

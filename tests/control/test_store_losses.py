@@ -87,6 +87,7 @@ async def test_a_process_that_dies_holds_nothing() -> None:
     forget_mappings()
 
 
+@pytest.mark.slow
 async def test_a_lost_host_holds_nothing_and_what_it_alone_had_is_lost() -> None:
     async with started(2) as stores:
         mine, its = await stores.put(0, b"x" * MIB), await stores.put(1, b"y" * MIB)
@@ -107,6 +108,7 @@ async def test_a_lost_host_holds_nothing_and_what_it_alone_had_is_lost() -> None
         await stores.wait(0, objects=0, used=0)
 
 
+@pytest.mark.slow
 async def test_a_relay_that_is_killed_is_bypassed() -> None:
     """The middle of a chain ends while bytes go through it: those behind turn to the one before it."""
     data = os.urandom(8 * MIB) * 20

@@ -44,6 +44,7 @@ async def test_a_policy_is_told_which_member_and_why(style: str) -> None:
         assert heard.empty()
 
 
+@pytest.mark.slow
 async def test_one_with_a_text_of_megabytes_is_told_too() -> None:
     heard: asyncio.Queue[ma.Failure] = asyncio.Queue()
 

@@ -130,6 +130,7 @@ async def test_they_outlive_one_that_leaves_and_one_block_of_supervision() -> No
             assert await ma.cluster().detached() == []
 
 
+@pytest.mark.slow
 async def test_a_name_that_is_taken_and_a_lease_that_is_held() -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client, attached(agent) as hosts:
         who = f"client {client.process.pid}"

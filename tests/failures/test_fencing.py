@@ -28,6 +28,7 @@ async def spawn_on(hosts: ma.HostMesh) -> Victim:
     return await (await hosts.spawn_procs()).spawn("victims", Victim)
 
 
+@pytest.mark.slow
 async def test_an_agent_stopped_for_too_long_comes_back_empty_and_works(wait_gone) -> None:
     async with running_agent(name="a") as a, running_agent(name="b") as b:
         async with ma.attach(a.url, b.url, token=TOKEN, config=IMPATIENT) as hosts, ma.supervise(ma.ignore):

@@ -115,6 +115,7 @@ async def test_a_block_on_a_host_that_is_lost_raises_that_and_frees_the_rest() -
             assert [(host.name, host.free == host.total) for host in holdings.hosts] == [("a", True)]
 
 
+@pytest.mark.slow
 async def test_a_worker_places_on_another_host_and_what_it_held_is_freed_with_it() -> None:
     async with (
         running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,

@@ -88,6 +88,7 @@ class Sender(ma.Actor):
         return active_router().plane.is_listening
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 async def test_a_data_plane_listens_only_for_other_machines(kind: str, tmp_path: Path) -> None:
     """As far as one can know: who is reached over TCP may be anywhere."""

@@ -72,6 +72,7 @@ async def test_once_per_host() -> None:
         assert len(sent.regions) == 0
 
 
+@pytest.mark.slow
 async def test_a_single_one_fetches_it_itself() -> None:
     async with far_away() as (hosts, _, _):
         takers = await (await hosts.spawn_procs()).spawn("takers", Taker)
@@ -79,6 +80,7 @@ async def test_a_single_one_fetches_it_itself() -> None:
         assert all(moved >= SIZE for moved in await takers.bulk_bytes.call())
 
 
+@pytest.mark.slow
 async def test_who_is_dead_is_not_waited_for() -> None:
     async with far_away() as (hosts, _, _):
         async with ma.supervise(ma.ignore):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 import monarch_async as ma
 
 
@@ -37,6 +39,7 @@ async def test_actors_stopped_before_they_are_up_are_no_failure() -> None:
         assert list(await quick.ping.call()) == ["pong", "pong"]
 
 
+@pytest.mark.slow
 async def test_a_call_answered_means_that_the_start_is_known() -> None:
     """A mesh used before it is awaited, and stopped right after its first answer."""
     async with ma.local_hosts() as hosts:

@@ -281,6 +281,7 @@ async def test_actors_that_came_and_went_leave_nothing_behind(procs: ma.ProcMesh
     await counter.stop()
 
 
+@pytest.mark.slow
 async def test_procs_that_came_and_went_leave_nothing_behind(hosts: ma.HostMesh) -> None:
     async def pass_through(times: int) -> None:
         for _ in range(times):
