@@ -281,8 +281,7 @@ class Zygote:
                 return
 
     def _tell(self, report: Report) -> None:
-        with suppress(ConnectionError):  # the agent is gone: the end of its stream is read next
-            self._agent.sendall(encode(report))
+        _tell(self._agent, report)
 
 
 def main(arguments: list[str]) -> int:
@@ -303,12 +302,17 @@ def main(arguments: list[str]) -> int:
         prepare(**json.loads(arguments[1]))
     except Exception as error:
         reason = str(error) if isinstance(error, RuntimeError) else traceback.format_exc()
-        agent.sendall(encode(Failed(reason)))
+        _tell(agent, Failed(reason))
         return 1
     kernel.outlive_parent()
-    agent.sendall(encode(Ready(os.getpid(), time.monotonic() - started)))
+    _tell(agent, Ready(os.getpid(), time.monotonic() - started))
     Zygote(agent).serve()
     return 0
+
+
+def _tell(agent: socket.socket, report: Report) -> None:
+    with suppress(ConnectionError):  # the agent is gone: the end of its stream is read next
+        agent.sendall(encode(report))
 
 
 def _signal_name(signo: int) -> str:

@@ -150,3 +150,12 @@ def test_failed_names_the_module(no_process_left: str, tmp_path: Path) -> None:
     assert isinstance(failed, Failed)
     assert failed.reason.startswith("preload module no_such_module failed to import:\nTraceback")
     assert talk.close() == 1
+
+
+@pytest.mark.parametrize("modules", [(), ("no_such_module",)])
+def test_one_whose_agent_has_gone_meanwhile_ends_without_a_word(
+    no_process_left: str, tmp_path: Path, modules: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would be a traceback in the log of an agent that ends in order."""
+    assert Talk(tmp_path, modules).close() == len(modules)
+    assert capfd.readouterr().err == ""
