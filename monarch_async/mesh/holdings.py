@@ -184,7 +184,10 @@ class Holdings:
         asked = self._ask(agent, operation, facts.id, *arguments, self._wants_region)
         timer = self._router.loop.call_later(room_report.PATIENCE, report)
         asked.add_done_callback(lambda _: timer.cancel())
-        return _read_grant(await asyncio.shield(asked))
+        try:
+            return _read_grant(await asyncio.shield(asked))
+        finally:
+            del asked, report  # see `_take_pin`
 
     async def _fill(self, grant: Grant, laid: Laid) -> None:
         plane = self._router.plane
@@ -241,7 +244,10 @@ class Holdings:
             holding.opening = self._start(self._open(keeper))
         opening = holding.opening
         await asyncio.wait([opening])  # who stops waiting does not stop the others
-        return opening.result()
+        try:
+            return opening.result()
+        finally:
+            del opening  # what is raised refers to this frame: which is not to refer to it, and keep the object (H1)
 
     def _make_pin(self, keeper: Keeper, grant: Grant) -> Pin:
         holding = keeper.holding
@@ -295,7 +301,10 @@ class Holdings:
         await asyncio.wait([fetching])
         if holding.fetching is fetching:
             holding.fetching = None
-        fetching.result()
+        try:
+            fetching.result()
+        finally:
+            del fetching  # see `_take_pin`
 
 
 async def _waited(answer: Awaitable[Any]) -> Any:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from monarch_async.bulk.arena import Arena, Segment, forget_mappings
 from monarch_async.config import Config
-from monarch_async.errors import Closed, HostLost, ObjectLost, StoreFull
+from monarch_async.errors import Closed, HostLost, Lost, ObjectLost, StoreFull
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.holding import Keeper, ObjectFacts
 from monarch_async.mesh.holdings import Holdings
@@ -236,6 +236,28 @@ async def test_lost(holdings: Holdings, store: Store) -> None:
     for _ in range(2):
         with pytest.raises(ObjectLost, match=r"shared object \w+ .* put on here\): gone"):
             await holdings.load(keeper)
+
+
+@pytest.mark.parametrize("what", ["load", "fetch"])
+async def test_an_error_that_was_looked_at_keeps_no_object(two: "tuple[TwoStores, Holdings]", what: str) -> None:
+    """Without the collector: it may not run for long."""
+    stores, holdings = two
+    keeper = holdings.keep(a_remote_object())
+    await settled()
+    stores.heard()
+    stores.living.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            await (holdings.load(keeper) if what == "load" else holdings.fetch(keeper))
+        except Lost if what == "fetch" else ObjectLost:
+            pass
+        del keeper
+        await settled()
+        assert stores.heard()[-1] == (AGENT, "drop") and len(holdings) == 0
+    finally:
+        gc.enable()
 
 
 # -- tickets -----------------------------------------------------------------------------------------------------------
