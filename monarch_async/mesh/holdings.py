@@ -178,16 +178,16 @@ class Holdings:
         return await self._ask_memory(facts.home, "alloc", facts, facts.nbytes)
 
     async def _ask_memory(self, agent: int, operation: str, facts: ObjectFacts, *arguments: int) -> Grant:
-        def report() -> None:
-            self._start(room_report.report_waiting(asked, operation, facts, self._requests, agent))
-
         asked = self._ask(agent, operation, facts.id, *arguments, self._wants_region)
-        timer = self._router.loop.call_later(room_report.PATIENCE, report)
+        timer = self._router.loop.call_later(room_report.PATIENCE, self._report, asked, operation, facts, agent)
         asked.add_done_callback(lambda _: timer.cancel())
         try:
             return _read_grant(await asyncio.shield(asked))
         finally:
-            del asked, report  # see `_take_pin`
+            del asked  # see `_take_pin`
+
+    def _report(self, asked: asyncio.Task[Any], operation: str, facts: ObjectFacts, agent: int) -> None:
+        self._start(room_report.report_waiting(asked, operation, facts, self._requests, agent))
 
     async def _fill(self, grant: Grant, laid: Laid) -> None:
         plane = self._router.plane

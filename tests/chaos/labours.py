@@ -203,7 +203,7 @@ class Labours:
                 assert answer == n * n
 
     async def maps(self, name: str) -> None:
-        numbers = range(self.dice.randrange(24))  # of more it could not be said how long they may take
+        numbers = range(self.dice.choice([0, 1, 20, 80]))
         answers = [x async for x in ma.map_unordered(slow_square, numbers, limit=8, retries=8, poison=100)]
         assert sorted(answers) == [n * n for n in numbers]
 

@@ -251,7 +251,7 @@ async def test_an_error_that_was_looked_at_keeps_no_object(two: "tuple[TwoStores
     try:
         try:
             await (holdings.load(keeper) if what == "load" else holdings.fetch(keeper))
-        except Lost if what == "fetch" else ObjectLost:
+        except (ObjectLost, Lost):
             pass
         del keeper
         await settled()
