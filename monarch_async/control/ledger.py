@@ -4,7 +4,7 @@ Each client's scheduler decides alone, from its own books; this is where two of 
 what all its bundles on this host have, together.
 
     Held by a client    `reserve`, until `free`, or `forget` (the client is gone for good)
-    Kept by a lease     `keep`: the client may go; until `adopt` by another client, or `release_lease`
+    Kept by a lease     `keep`: the client may go, and whoever owns the lease next; until `release_lease`
 
 L1. What a client reserves fits beside what everybody holds, itself included; otherwise nothing is booked. A client's
     own scheduler reserves only what fits its own books, so a refusal means that another client was first.
@@ -119,12 +119,6 @@ class Ledger:
         self._remove(entry)
         self._put(replace(entry, client=0, lease=lease, is_lent=False))
         return True
-
-    def adopt(self, lease: str, client: int) -> list[Entry]:
-        """Hand what a lease keeps to a client; return it."""
-        adopted = [replace(entry, client=client, lease="") for entry in self._entries.values() if entry.lease == lease]
-        self._entries.update({entry.placement: entry for entry in adopted})
-        return adopted
 
     def release_lease(self, lease: str) -> list[int]:
         """A lease has ended: so has what it keeps; return the placements."""

@@ -104,10 +104,8 @@ def test_l3_what_a_client_holds_ends_with_it_but_not_what_a_lease_keeps() -> Non
     assert ledger.elsewhere(ANN) == cpus(3)  # it is Ann's no longer, though she lives
     assert ledger.forget(ANN) == [1]
     assert ledger.elsewhere(BOB) == cpus(2)
-    assert [entry.placement for entry in ledger.adopt("nightly", BOB)] == [2]
-    assert ledger.elsewhere(BOB) == Held()
-    assert sorted(ledger.forget(BOB)) == [2, 3]
-    assert not ledger.entries
+    assert ledger.forget(BOB) == [3]
+    assert [entry.placement for entry in ledger.entries] == [2]
 
 
 def test_l3_a_lease_that_ends_frees_what_it_keeps() -> None:
@@ -168,10 +166,6 @@ class Books(RuleBasedStateMachine):
     def keep(self, client: int, placement: int) -> None:
         if self.ledger.keep(client, placement, "lease"):
             self.is_reclaimed = True  # as a lease waits for nothing, it has its cpus
-
-    @rule(client=_clients)
-    def adopt(self, client: int) -> None:
-        self.ledger.adopt("lease", client)
 
     @rule()
     def release(self) -> None:
