@@ -22,6 +22,8 @@ from monarch_async.mesh.domain import active_domain
 from monarch_async.mesh.local_source import LocalAgent
 from monarch_async.runtime.router import active_router
 
+pytestmark = pytest.mark.slow  # agents of their own for every test
+
 
 async def test_what_is_not_used_goes_to_disk_and_comes_back(tmp_path: Path) -> None:
     async with started(1, store_bytes=8 * MIB, spill_folder=str(tmp_path / "spilled")) as stores:
@@ -66,7 +68,6 @@ class Holder(ma.Actor):
         return os.getpid()
 
 
-@pytest.mark.slow
 async def test_a_process_that_dies_holds_nothing() -> None:
     settings = replace(Config(), store_bytes=8 * MIB)
     async with ma.local_hosts(2, config=settings) as hosts, ma.supervise(ma.ignore):
@@ -87,7 +88,6 @@ async def test_a_process_that_dies_holds_nothing() -> None:
     forget_mappings()
 
 
-@pytest.mark.slow
 async def test_a_lost_host_holds_nothing_and_what_it_alone_had_is_lost() -> None:
     async with started(2) as stores:
         mine, its = await stores.put(0, b"x" * MIB), await stores.put(1, b"y" * MIB)
@@ -108,7 +108,6 @@ async def test_a_lost_host_holds_nothing_and_what_it_alone_had_is_lost() -> None
         await stores.wait(0, objects=0, used=0)
 
 
-@pytest.mark.slow
 async def test_a_relay_that_is_killed_is_bypassed() -> None:
     """The middle of a chain ends while bytes go through it: those behind turn to the one before it."""
     data = os.urandom(8 * MIB) * 20

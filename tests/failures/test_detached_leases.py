@@ -17,6 +17,8 @@ from survivor import Counter
 
 import monarch_async as ma
 
+pytestmark = pytest.mark.slow  # programs and agents of their own for every test
+
 HERE = Path(__file__).parent
 CONFIG = replace(IMPATIENT, resume_window=2.0)
 Gone = Callable[..., Awaitable[float]]
@@ -111,7 +113,6 @@ async def test_procs_outlive_a_client_that_is_killed_and_the_next_one_owns_them(
                     await ma.cluster().adopt("train")
 
 
-@pytest.mark.slow
 async def test_they_outlive_one_that_leaves_and_one_block_of_supervision() -> None:
     async with running_agent(config=CONFIG) as agent:
         async with attached(agent) as hosts:
@@ -130,7 +131,6 @@ async def test_they_outlive_one_that_leaves_and_one_block_of_supervision() -> No
             assert await ma.cluster().detached() == []
 
 
-@pytest.mark.slow
 async def test_a_name_that_is_taken_and_a_lease_that_is_held() -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client, attached(agent) as hosts:
         who = f"client {client.process.pid}"
@@ -158,7 +158,6 @@ async def test_hosts_that_end_with_their_program_keep_nothing(hosts: ma.HostMesh
             hosts.spawn_procs(detached=bad)
 
 
-@pytest.mark.slow
 async def test_what_went_wrong_meanwhile_is_put_to_the_next_owners_policies() -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
         assert await client.do("counters.at(0).exit_after.call_one(0.5)") == "None"
@@ -191,7 +190,6 @@ async def test_what_went_wrong_meanwhile_is_put_to_the_next_owners_policies() ->
             await lease.release()
 
 
-@pytest.mark.slow
 async def test_a_failure_from_before_ends_no_program_that_has_no_policy(wait_gone: Gone) -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
         await client.do("counters.at(0).exit_after.call_one(0.5)")
@@ -208,7 +206,6 @@ async def test_a_failure_from_before_ends_no_program_that_has_no_policy(wait_gon
             await lease.release()
 
 
-@pytest.mark.slow
 async def test_what_they_have_spawned_lives_as_they_do(wait_gone: Gone) -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
         child = int(await client.do("counters.at(0).spawn_one.call_one()"))
@@ -229,7 +226,6 @@ async def test_what_they_have_spawned_lives_as_they_do(wait_gone: Gone) -> None:
             await wait_gone([young], within=1)
 
 
-@pytest.mark.slow
 async def test_two_hosts_one_of_which_is_lost_while_nobody_owns_them() -> None:
     async with running_agent(name="a", config=CONFIG) as a, contextlib.AsyncExitStack() as stack:
         b = await stack.enter_async_context(running_agent(name="b", config=CONFIG))
@@ -256,7 +252,6 @@ async def test_two_hosts_one_of_which_is_lost_while_nobody_owns_them() -> None:
                 assert await ma.cluster().detached() == []
 
 
-@pytest.mark.slow
 async def test_actors_meet_on_another_host_for_the_first_time_while_nobody_owns_them() -> None:
     """Agents ask clients where others are; without any they know the hosts of the lease."""
     async with running_agent(name="a", config=CONFIG) as a, running_agent(name="b", config=CONFIG) as b:
@@ -273,7 +268,6 @@ async def test_actors_meet_on_another_host_for_the_first_time_while_nobody_owns_
                 await lease.release()
 
 
-@pytest.mark.slow
 async def test_a_client_that_was_frozen_for_too_long_learns_that_it_is_the_owner_no_longer() -> None:
     async with running_agent(config=CONFIG) as agent, a_client(agent.url) as client:
         assert await client.do("hosts.status()") != ""
@@ -293,7 +287,6 @@ async def test_a_client_that_was_frozen_for_too_long_learns_that_it_is_the_owner
             await lease.release()
 
 
-@pytest.mark.slow
 async def test_the_status_shows_them_and_the_shell_releases_them(wait_gone: Gone) -> None:
     async def run(*arguments: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(

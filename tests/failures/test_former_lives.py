@@ -12,6 +12,8 @@ import pytest
 import monarch_async as ma
 from monarch_async.runtime.router import active_router
 
+pytestmark = pytest.mark.slow  # hosts of their own for every test
+
 
 class Slow(ma.Actor):
     """Answers when it is told to."""
@@ -80,7 +82,6 @@ async def test_an_answer_to_a_former_life_is_not_taken_for_one_to_this() -> None
         assert await second == "second"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transports", ["local,cma,memfd,tcp", ""])
 async def test_who_has_only_received_from_a_proc_hears_of_its_death_too(transports: str) -> None:
     """Else it would expect the rest of a payload for ever."""
@@ -94,7 +95,6 @@ async def test_who_has_only_received_from_a_proc_hears_of_its_death_too(transpor
                 await asyncio.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 3, 40])  # the memory's owner is new; known; connected directly
 async def test_who_is_to_read_from_a_proc_that_is_gone_lives_on(before: int) -> None:
     async with ma.local_hosts() as hosts, ma.supervise(ma.ignore):

@@ -12,6 +12,8 @@ from victims import Victim
 
 import monarch_async as ma
 
+pytestmark = pytest.mark.slow  # agents of their own for every test; the same in virtual time runs always
+
 
 async def spawn_on(hosts: ma.HostMesh, gpus: int = 1) -> Victim:
     procs = await hosts.spawn_procs({"gpus": gpus}, name="procs")
@@ -83,7 +85,6 @@ async def test_an_attached_agent_that_is_killed_is_lost_after_the_window(wait_go
             await victim.echo.call_one(0)
 
 
-@pytest.mark.slow
 async def test_an_attached_agent_that_ends_in_order_takes_its_procs_along(wait_gone) -> None:
     async with running_agent() as agent, attached(agent) as hosts:
         victim = await spawn_on(hosts)
@@ -141,7 +142,6 @@ async def test_an_agent_frozen_for_longer_is_lost_and_fenced(listen: str, tmp_pa
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
 async def test_procs_end_when_their_agent_thaws_too_late(wait_gone) -> None:
     """Whole host frozen, procs included, then thawed: nothing of the old life is there for long."""
     async with running_agent() as agent, attached(agent) as hosts:
@@ -163,7 +163,6 @@ async def test_procs_end_when_their_agent_thaws_too_late(wait_gone) -> None:
         await wait_gone(pids, within=3)
 
 
-@pytest.mark.slow
 async def test_a_frozen_local_agent_is_ended_when_it_is_given_up(wait_gone) -> None:
     began = time.monotonic()
     with pytest.raises(ma.HostLost, match="no sign of life"):
@@ -178,7 +177,6 @@ async def test_a_frozen_local_agent_is_ended_when_it_is_given_up(wait_gone) -> N
     assert time.monotonic() - began < 8
 
 
-@pytest.mark.slow
 async def test_a_client_that_is_busy_for_longer_than_the_window_keeps_its_local_hosts() -> None:
     """It is stopped in a debugger, say, or loads a dataset on its loop."""
     async with ma.local_hosts(config=IMPATIENT) as hosts:
@@ -187,7 +185,6 @@ async def test_a_client_that_is_busy_for_longer_than_the_window_keeps_its_local_
         assert await victim.echo.call_one(1) == 1
 
 
-@pytest.mark.slow
 async def test_a_client_silent_for_longer_than_the_window_loses_its_lease_on_attached_hosts(wait_gone) -> None:
     """From over the network its agent cannot tell it from a dead one."""
     async with running_agent() as agent, attached(agent) as hosts:

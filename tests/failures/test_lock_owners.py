@@ -12,6 +12,8 @@ from agents import IMPATIENT, TOKEN, running_agent
 
 import monarch_async as ma
 
+pytestmark = pytest.mark.slow  # programs of their own for every test; the same in virtual time runs always
+
 _OTHER = """
 import asyncio, sys
 import monarch_async as ma
@@ -51,7 +53,6 @@ async def other_program(url: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         await process.communicate()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 async def test_a_program_that_is_killed_holds_nothing(kind: str, tmp_path: object) -> None:
     listen = "tcp://127.0.0.1:0" if kind == "tcp" else f"unix://{tmp_path}/agent.sock"
@@ -67,7 +68,6 @@ async def test_a_program_that_is_killed_holds_nothing(kind: str, tmp_path: objec
             ma.Lock("of both").release(later)
 
 
-@pytest.mark.slow
 async def test_a_program_that_was_frozen_for_too_long_is_out_of_date() -> None:
     """Another holds the lock by then; the token of the first is refused."""
     async with running_agent() as agent, other_program(agent.url) as (other, token):

@@ -15,6 +15,8 @@ from agents import IMPATIENT, TOKEN, running_agent
 import monarch_async as ma
 from monarch_async.scheduler.events import Held
 
+pytestmark = pytest.mark.slow  # several hosts for every test; the same in virtual time runs always
+
 FOUR = "--cpus 4 --gpus 2"
 
 
@@ -98,7 +100,6 @@ async def test_bundles_of_a_lost_host_are_lost_and_the_others_go_on() -> None:
             assert await books(hosts.slice(hosts=0)) == []
 
 
-@pytest.mark.slow
 async def test_a_block_on_a_host_that_is_lost_raises_that_and_frees_the_rest() -> None:
     async with (
         running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,
@@ -115,7 +116,6 @@ async def test_a_block_on_a_host_that_is_lost_raises_that_and_frees_the_rest() -
             assert [(host.name, host.free == host.total) for host in holdings.hosts] == [("a", True)]
 
 
-@pytest.mark.slow
 async def test_a_worker_places_on_another_host_and_what_it_held_is_freed_with_it() -> None:
     async with (
         running_agent(name="a", MONARCH_ASYNC_RESOURCES=FOUR) as a,
@@ -136,7 +136,6 @@ async def test_a_worker_places_on_another_host_and_what_it_held_is_freed_with_it
                     await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
 async def test_procs_do_not_start_in_a_placement_that_has_ended() -> None:
     async with (
         running_agent(MONARCH_ASYNC_RESOURCES=FOUR) as agent,

@@ -14,6 +14,8 @@ from agents import TOKEN, running_agent
 import monarch_async as ma
 from monarch_async.mesh.domain import active_domain
 
+pytestmark = pytest.mark.slow  # hosts of their own for every test
+
 
 class Maker(ma.Actor):
     """Puts, and reads."""
@@ -53,7 +55,6 @@ async def test_a_client_over_tcp() -> None:
             await has_nothing()
 
 
-@pytest.mark.slow
 async def test_a_client_that_leaves_or_dies_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, sys, numpy, monarch_async as ma\n"

@@ -23,6 +23,8 @@ from monarch_async.testing import FaultProxy
 from monarch_async.testing.proxy import Direction
 from monarch_async.transport.url import Url
 
+pytestmark = pytest.mark.slow  # agents of their own for every test
+
 #: Processes of one machine would read each other's memory: forced to TCP, as between machines.
 BETWEEN = ma.Config(resume_window=20.0, heartbeat=0.5, stop_grace=0.5, transports="local,tcp", large=16 << 10)
 TLS = "tls://127.0.0.1:0"
@@ -67,7 +69,6 @@ async def test_nothing_is_readable_between_client_agents_and_procs(issued: Issue
         assert len(heard) > 10_000 and MARKER[:20] not in heard and b"Secretive" not in heard
 
 
-@pytest.mark.slow
 async def test_without_tls_it_is_readable() -> None:
     """So that the test above could fail."""
     async with running_agent(config=BETWEEN) as a, tap(Url.parse(a.url)) as between:
@@ -135,7 +136,6 @@ async def test_a_plain_client_and_a_plain_agent_are_told_at_once(issued: Issued)
             assert len(hosts) == 1
 
 
-@pytest.mark.slow
 async def test_status_asks_by_tls(issued: Issued) -> None:
     async with running_agent(TLS, name="secure", config=with_tls(BETWEEN, issued)) as agent:
         command = [sys.executable, "-m", "monarch_async.cli.main", "status", agent.url, "--tls-ca", str(issued.ca)]

@@ -18,6 +18,8 @@ from monarch_async.testing import FaultProxy
 from monarch_async.wire.auth import handshake_length
 from monarch_async.wire.frame import frame_length
 
+pytestmark = pytest.mark.slow  # two agents for every test; the same in virtual time runs always
+
 
 @contextlib.asynccontextmanager
 async def two_attached(config: ma.Config = IMPATIENT) -> AsyncIterator[tuple[ma.HostMesh, Agent, Agent]]:
@@ -88,7 +90,6 @@ class Sender(ma.Actor):
         return active_router().plane.is_listening
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 async def test_a_data_plane_listens_only_for_other_machines(kind: str, tmp_path: Path) -> None:
     """As far as one can know: who is reached over TCP may be anywhere."""
@@ -131,7 +132,6 @@ async def test_cuts_between_two_agents_are_not_noticed() -> None:
                 assert await there.take.call_one() == list(range(60))
 
 
-@pytest.mark.slow
 async def test_an_agent_that_is_lost_is_lost_to_actors_elsewhere_too() -> None:
     async with two_attached() as (hosts, _, b), ma.supervise(ma.ignore):
         victims = await (await hosts.spawn_procs()).spawn("victims", Victim)

@@ -13,6 +13,8 @@ import monarch_async as ma
 from monarch_async.runtime.router import active_router
 from monarch_async.testing import FaultProxy
 
+pytestmark = pytest.mark.slow  # hosts of their own for every test
+
 SIZE = 8 << 20
 
 
@@ -72,7 +74,6 @@ async def test_once_per_host() -> None:
         assert len(sent.regions) == 0
 
 
-@pytest.mark.slow
 async def test_a_single_one_fetches_it_itself() -> None:
     async with far_away() as (hosts, _, _):
         takers = await (await hosts.spawn_procs()).spawn("takers", Taker)
@@ -80,7 +81,6 @@ async def test_a_single_one_fetches_it_itself() -> None:
         assert all(moved >= SIZE for moved in await takers.bulk_bytes.call())
 
 
-@pytest.mark.slow
 async def test_who_is_dead_is_not_waited_for() -> None:
     async with far_away() as (hosts, _, _):
         async with ma.supervise(ma.ignore):

@@ -5,6 +5,8 @@ import os
 
 import monarch_async as ma
 
+pytestmark = pytest.mark.slow  # hosts that are started and ended in every test
+
 
 class Member(ma.Actor):
     @ma.endpoint

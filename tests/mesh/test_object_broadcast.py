@@ -20,6 +20,8 @@ import monarch_async as ma
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.domain import active_domain
 
+pytestmark = pytest.mark.slow  # several hosts for every test
+
 MIB = 1 << 20
 
 
@@ -45,7 +47,6 @@ async def has_objects(*expected: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
 async def test_values_references_and_meshes_of_all_kinds() -> None:
     async with ma.local_hosts(3) as hosts:
         procs = await hosts.spawn_procs({"gpus": 2}, name="readers", preload=["numpy"])
@@ -77,7 +78,6 @@ async def test_values_references_and_meshes_of_all_kinds() -> None:
         assert await objects() == [0, 0, 0]
 
 
-@pytest.mark.slow
 async def test_the_content_of_a_handle() -> None:
     async with ma.local_hosts(2) as hosts:
         readers = await (await hosts.slice(hosts=1).spawn_procs({"gpus": 1})).spawn("readers", Owner)
@@ -129,7 +129,6 @@ async def three_hosts() -> AsyncIterator[tuple[ma.HostMesh, Reader, list[int]]]:
             yield hosts, readers, [status["pid"] for status in await statuses()]
 
 
-@pytest.mark.slow
 async def test_a_host_that_is_lost_in_the_middle_is_passed_over_and_named() -> None:
     async with three_hosts() as (hosts, readers, pids):
         ref = await ma.put(np.ones(16 * MIB))
@@ -162,7 +161,6 @@ async def test_hosts_that_are_lost_already() -> None:
         assert await readers.at(2).total.call_one(ref) == MIB
 
 
-@pytest.mark.slow
 async def test_one_that_is_cancelled() -> None:
     async with ma.local_hosts(2) as hosts:
         ref = await ma.put(np.ones(8 * MIB))

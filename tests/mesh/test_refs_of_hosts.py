@@ -16,6 +16,8 @@ import monarch_async as ma
 from monarch_async.mesh import ref_tickets, room_report
 from monarch_async.mesh.domain import active_domain
 
+pytestmark = pytest.mark.slow  # several hosts for every test
+
 MIB = 1 << 20
 
 
@@ -111,7 +113,6 @@ async def test_the_host_is_lost() -> None:
             assert value.sum() == 1000.0
 
 
-@pytest.mark.slow
 async def test_a_full_store_makes_puts_wait() -> None:
     async with ma.local_hosts(config=ma.Config(store_bytes=8 * MIB)) as hosts:
         with pytest.raises(ma.StoreFull):
@@ -162,7 +163,6 @@ async def test_a_put_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, c
         await has_objects(0, 0)
 
 
-@pytest.mark.slow
 async def test_a_read_that_waits_for_room_is_shown() -> None:
     async with ma.local_hosts(2, config=ma.Config(store_bytes=8 * MIB)) as hosts:
         procs = await hosts.spawn_procs({"gpus": 1}, name="readers")
@@ -182,7 +182,6 @@ async def test_a_read_that_waits_for_room_is_shown() -> None:
         await has_objects(0, 0)
 
 
-@pytest.mark.slow
 async def test_a_reference_of_an_earlier_cluster() -> None:
     async with ma.local_hosts():
         ref = await ma.put(1)
@@ -203,7 +202,6 @@ async def test_a_value_outlives_the_hosts() -> None:
     assert value.sum() == MIB
 
 
-@pytest.mark.slow
 async def test_a_value_outlives_an_agent_that_ends_first() -> None:
     readable, writable = os.pipe()
     async with ma.local_hosts(2) as hosts:

@@ -11,6 +11,8 @@ import monarch_async as ma
 from monarch_async.mesh import ref_tickets
 from monarch_async.mesh.domain import active_domain
 
+pytestmark = pytest.mark.slow  # several hosts for every test
+
 SHAPES = {"a": (512, 1024), "b": (1024,)}
 
 
@@ -65,7 +67,6 @@ async def test_versions_go_where_somebody_asks() -> None:
         await has_objects(0, 0, 0)
 
 
-@pytest.mark.slow
 async def test_the_host_of_the_publisher_is_lost() -> None:
     """Who waits is told so, and keeps what it has; other publishers' subscribers there are not missed."""
     async with ma.local_hosts(2) as hosts:

@@ -11,6 +11,8 @@ from sharers import Sharer
 
 import monarch_async as ma
 
+pytestmark = pytest.mark.slow  # several hosts for every test; the same in virtual time runs always
+
 
 async def spawn(hosts: ma.HostMesh, name: str = "sharers", count: int = 2) -> Any:
     return await (await hosts.spawn_procs({"p": count}, name=name)).spawn(name, Sharer)
@@ -57,7 +59,6 @@ async def test_over_two_hosts() -> None:
         assert not (await ma.cluster().locks()).rows
 
 
-@pytest.mark.slow
 async def test_a_home_tells_of_parties_on_other_hosts() -> None:
     async with ma.local_hosts(2) as hosts, ma.supervise(ma.ignore):
         near = await spawn(hosts.slice(hosts=0))
@@ -75,7 +76,6 @@ async def test_a_home_tells_of_parties_on_other_hosts() -> None:
         assert sorted(await asyncio.gather(*[near.slice(p=p).wait.call_one(barrier) for p in (0, 1)], barrier.wait()))
 
 
-@pytest.mark.slow
 async def test_a_host_that_is_lost_holds_nothing() -> None:
     async with ma.local_hosts(2) as hosts, ma.supervise(ma.ignore):
         far = await spawn(hosts.slice(hosts=1))
@@ -94,7 +94,6 @@ async def test_a_host_that_is_lost_holds_nothing() -> None:
             await produces
 
 
-@pytest.mark.slow
 async def test_a_home_that_is_lost_is_lost() -> None:
     """For who waits, for who holds, and for ever: nothing is made anew elsewhere."""
     async with ma.local_hosts(2) as hosts, ma.supervise(ma.ignore):
@@ -121,7 +120,6 @@ async def test_a_home_that_is_lost_is_lost() -> None:
             pass
 
 
-@pytest.mark.slow
 async def test_large_items_over_two_hosts() -> None:
     """They go from where they were put to who takes them; lost with the host they were put on, and that is said."""
     async with ma.local_hosts(2) as hosts, ma.supervise(ma.ignore):
