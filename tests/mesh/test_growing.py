@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+import pytest
+
 import monarch_async as ma
 
 pytestmark = pytest.mark.slow  # hosts that are started and ended in every test

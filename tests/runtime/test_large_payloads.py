@@ -7,7 +7,7 @@ from holders import MB, Holder, nothing_on_the_way, open_segments, shared_with, 
 import monarch_async as ma
 from monarch_async.runtime.router import active_router
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 async def test_several_receivers_share_one_copy_and_may_all_write(hosts: ma.HostMesh) -> None:
     procs = await hosts.spawn_procs({"gpus": 4})
@@ -27,7 +27,6 @@ async def test_one_receiver_gets_memory_of_its_own(hosts: ma.HostMesh) -> None:
     assert tuple(await actor.zero.options(readonly=True).call_one(data)) == (2 * MB, True)
 
 
-@pytest.mark.slow
 async def test_results_share_pages_where_that_is_asked_for(hosts: ma.HostMesh) -> None:
     actor = await (await hosts.spawn_procs()).spawn("holder", Holder)
     copied = await actor.ones.call_one(2 * MB)
@@ -39,7 +38,6 @@ async def test_results_share_pages_where_that_is_asked_for(hosts: ma.HostMesh) -
     assert float((await actor.ones.options(readonly=True).call_one(2 * MB)).sum()) == 2 * MB
 
 
-@pytest.mark.slow
 async def test_a_call_for_which_there_is_no_memory_is_not_made(
     hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +56,6 @@ async def test_a_call_for_which_there_is_no_memory_is_not_made(
     assert list(await actors.total.call(bytes(MB))) == [(MB, 0)] * 2
 
 
-@pytest.mark.slow
 async def test_a_segment_is_used_again_only_when_nobody_looks_at_it(hosts: ma.HostMesh) -> None:
     procs = await hosts.spawn_procs({"gpus": 2})
     actors = await procs.spawn("holders", Holder)
@@ -74,7 +71,6 @@ async def test_a_segment_is_used_again_only_when_nobody_looks_at_it(hosts: ma.Ho
     assert open_segments() <= before + 6
 
 
-@pytest.mark.slow
 async def test_receivers_that_keep_everything_do_not_keep_the_sender_from_sending(hosts: ma.HostMesh) -> None:
     """Segments that are looked at for long are given away: descriptors of the sender stay few."""
     procs = await hosts.spawn_procs({"gpus": 2})
