@@ -146,6 +146,7 @@ class Program(Domain):
 
     async def aclose(self) -> None:
         """End what this program spawned, then its sessions."""
+        await asyncio.sleep(0)  # who waits for what has failed in this very turn looks at it now
         self.router.failures.report_all()
         await asyncio.sleep(0)  # the reports are on their way
         await self.close_annexes()
