@@ -25,7 +25,7 @@ def nothing_preloaded() -> Iterator[None]:
     """Workers import torch only where a test asks for it: once one test module has, every program here looks like one
     that uses torch, and each of its zygotes would import it, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("program", "host_mesh", "placement"):
+        for module in ("program", "proc_recipe"):
             patch.setattr(f"monarch_async.mesh.{module}.default_preload", tuple)
         yield
 

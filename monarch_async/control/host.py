@@ -1,6 +1,7 @@
 """A host, as every process names it. Pure."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from monarch_async.scheduler.resources import Resources
 
@@ -17,3 +18,13 @@ class Host:
     name: str
     url: str
     resources: Resources = field(default=Resources(), compare=False)
+
+    def pack(self) -> list[Any]:
+        """Return it for msgpack."""
+        return [self.id, self.name, self.url, self.resources.pack()]
+
+    @classmethod
+    def unpack(cls, packed: list[Any]) -> "Host":
+        """Return what `pack` made."""
+        id, name, url, resources = packed
+        return cls(id, name, url, Resources.unpack(resources))

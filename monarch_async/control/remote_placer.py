@@ -23,7 +23,6 @@ from monarch_async.errors import Error
 from monarch_async.runtime.call import Call
 from monarch_async.scheduler.demand import Demand
 from monarch_async.scheduler.holdings import Holdings
-from monarch_async.scheduler.resources import Resources
 
 
 class RemotePlacer:
@@ -93,15 +92,13 @@ class RemotePlacer:
 
 
 def _pack_grant(granted: Granted) -> dict[str, Any]:
-    hosts = {host.id: [host.name, host.url, host.resources.pack()] for host, _ in granted.spots}
+    hosts = list({host.id: host.pack() for host, _ in granted.spots}.values())
     spots = [(host.id, gpus) for host, gpus in granted.spots]
     return {"hosts": hosts, "spots": spots, "addresses": granted.addresses, "ports": granted.ports}
 
 
 def _unpack_grant(packed: dict[str, Any]) -> Granted:
-    hosts = {
-        id: Host(id, name, url, Resources.unpack(resources)) for id, (name, url, resources) in packed["hosts"].items()
-    }
+    hosts = {host.id: host for host in map(Host.unpack, packed["hosts"])}
     spots = tuple((hosts[host], tuple(gpus)) for host, gpus in packed["spots"])
     return Granted(spots, packed["addresses"], packed["ports"])
 

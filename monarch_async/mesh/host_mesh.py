@@ -6,14 +6,7 @@ from monarch_async.control.host import Host
 from monarch_async.mesh.detachment import detach
 from monarch_async.mesh.domain import active_domain
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
-from monarch_async.mesh.proc_recipe import (
-    Env,
-    ProcRecipe,
-    check_mesh_name,
-    client_path,
-    default_preload,
-    extent_of_procs,
-)
+from monarch_async.mesh.proc_recipe import Env, ProcRecipe, check_mesh_name, extent_of_procs
 from monarch_async.mesh.sliced import Sliced
 from monarch_async.mesh.status import Status, fetch_status
 from monarch_async.ranks import Extent, Region
@@ -82,14 +75,7 @@ class HostMesh(Sliced):
         """
         check_mesh_name("spawn_procs", name)
         extent, count = extent_of_procs(self.extent, per_host)
-        recipe = ProcRecipe(
-            env,
-            preload if preload is not None else default_preload(),
-            "spawn" if python is not None else start,
-            python,
-            cwd,
-            client_path(),
-        )
+        recipe = ProcRecipe.of(env, preload, start, python, cwd)
         hosts = [host for host in self.hosts for _ in range(count)]
         domain = active_domain()
         return Allocation(domain, name, extent, hosts, recipe, 0, detach(domain, detached, hosts)).mesh

@@ -23,14 +23,7 @@ from monarch_async.mesh.detachment import detach
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.placed_env import placed_env, shares_of
 from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
-from monarch_async.mesh.proc_recipe import (
-    Env,
-    ProcRecipe,
-    check_mesh_name,
-    client_path,
-    default_preload,
-    extent_of_procs,
-)
+from monarch_async.mesh.proc_recipe import Env, ProcRecipe, check_mesh_name, extent_of_procs
 from monarch_async.ranks import Extent, Point
 from monarch_async.runtime.call import Call
 from monarch_async.scheduler.demand import Demand
@@ -111,14 +104,7 @@ class Placement:
         placement was released; HostLost where the host of a bundle is gone. Nothing is started then.
         """
         check_mesh_name("spawn_procs", name)
-        recipe = ProcRecipe(
-            env,
-            preload if preload is not None else default_preload(),
-            "spawn" if python is not None else start,
-            python,
-            cwd,
-            client_path(),
-        )
+        recipe = ProcRecipe.of(env, preload, start, python, cwd)
         indices = self._check_bundles(bundles)
         extent, count = extent_of_procs(Extent.of({self.demand.axis: len(indices)}), per_bundle)
         shares = [share for index in indices for share in self._shares(index, count)]

@@ -24,6 +24,15 @@ class ProcRecipe:
     cwd: str | None
     sys_path: tuple[str, ...]
 
+    @classmethod
+    def of(
+        cls, env: Env | None, preload: Sequence[str] | None, start: str, python: str | None, cwd: str | None
+    ) -> "ProcRecipe":
+        """Return the recipe for what a user gave; modules are found where this program finds them."""
+        if preload is None:
+            preload = default_preload()
+        return cls(env, preload, start if python is None else "spawn", python, cwd, client_path())
+
     def __post_init__(self) -> None:
         """Check all but what `env` returns."""
         if self.start not in ("fork", "spawn"):

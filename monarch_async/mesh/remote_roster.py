@@ -90,7 +90,7 @@ class RemoteRoster:
 
     async def join(self, url: str) -> Host:
         """See `Roster`."""
-        return _unpack_host(await self._requests.ask(self._root, "host_join", url))
+        return Host.unpack(await self._requests.ask(self._root, "host_join", url))
 
     async def drain(self, host: int, deadline: float | None) -> None:
         """See `Roster`."""
@@ -103,7 +103,7 @@ class RemoteRoster:
     async def grow(self, count: int, resources: Resources | None) -> Sequence[Host]:
         """See `Roster`."""
         packed = None if resources is None else resources.pack()
-        return [_unpack_host(host) for host in await self._requests.ask(self._root, "host_grow", count, packed)]
+        return [Host.unpack(host) for host in await self._requests.ask(self._root, "host_grow", count, packed)]
 
 
 class RosterDesk:
@@ -135,11 +135,11 @@ class RosterDesk:
         self._followers[src] = None
 
     async def _join(self, url: str) -> Any:
-        return _pack_host(await self._roster.join(url))
+        return (await self._roster.join(url)).pack()
 
     async def _grow(self, count: int, resources: list[Any] | None) -> Any:
         wanted = None if resources is None else Resources.unpack(resources)
-        return [_pack_host(host) for host in await self._roster.grow(count, wanted)]
+        return [host.pack() for host in await self._roster.grow(count, wanted)]
 
     def _serve(self, src: int, call: int, work: Coroutine[Any, Any, Any]) -> None:
         async def serve() -> None:
@@ -181,19 +181,10 @@ class RosterDesk:
             asyncio.get_running_loop().call_soon(self._send, news, rest)
 
 
-def _pack_host(host: Host) -> list[Any]:
-    return [host.id, host.name, host.url, host.resources.pack()]
-
-
-def _unpack_host(packed: list[Any]) -> Host:
-    id, name, url, resources = packed
-    return Host(id, name, url, Resources.unpack(resources))
-
-
 def _pack_event(event: HostEvent) -> list[Any]:
-    return [event.version, event.kind, _pack_host(event.host), event.why, event.was]
+    return [event.version, event.kind, event.host.pack(), event.why, event.was]
 
 
 def _unpack_event(packed: list[Any]) -> HostEvent:
     version, kind, host, why, was = packed
-    return HostEvent(version, kind, _unpack_host(host), why, was)
+    return HostEvent(version, kind, Host.unpack(host), why, was)
