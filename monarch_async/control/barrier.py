@@ -13,7 +13,7 @@
 
 from typing import ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Failure, Refuse, Waiting
+from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Refuse, Waiting
 from monarch_async.errors import BarrierBroken, Error
 
 
@@ -22,6 +22,7 @@ class BarrierState:
 
     operations: ClassVar[frozenset[str]] = frozenset({"arrive", "reset", "abort"})
     __slots__ = ("_broken", "_members", "_name", "_parties", "_waiting")
+    is_over, failure = False, None  #: it has no end of its own
 
     def __init__(self, name: str, parties: int) -> None:
         """Nobody has arrived. ``name`` is what errors call it."""
@@ -39,16 +40,6 @@ class BarrierState:
     def is_idle(self) -> bool:
         """Whether nobody waits, and nobody's end would break it."""
         return not self._waiting and not self._members and not self._broken
-
-    @property
-    def is_over(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def failure(self) -> Failure:
-        """None."""
-        return None
 
     def arrive(self, ask: Ask) -> list[Command]:
         """Answered with the index of the arrival, once all have arrived."""

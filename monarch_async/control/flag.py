@@ -5,7 +5,7 @@
 
 from typing import ClassVar
 
-from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Failure, Waiting
+from monarch_async.control.coordination_asks import Answer, Ask, Command, Facts, Waiting
 from monarch_async.errors import Error
 
 
@@ -14,6 +14,7 @@ class Flag:
 
     operations: ClassVar[frozenset[str]] = frozenset({"set", "clear", "is_set", "wait"})
     __slots__ = ("_is_set", "_waiting")
+    is_over, failure = False, None  #: it has no end of its own
 
     def __init__(self) -> None:
         """Not set."""
@@ -29,16 +30,6 @@ class Flag:
     def is_idle(self) -> bool:
         """Whether it is not set, and nobody waits."""
         return not self._is_set and not self._waiting
-
-    @property
-    def is_over(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def failure(self) -> Failure:
-        """None."""
-        return None
 
     def set(self, ask: Ask) -> list[Command]:
         """Answered with None; so are all who wait."""

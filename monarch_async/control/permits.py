@@ -16,7 +16,6 @@ from monarch_async.control.coordination_asks import (
     Ask,
     Command,
     Facts,
-    Failure,
     Refuse,
     Row,
     Stamps,
@@ -40,6 +39,7 @@ class Permits:
 
     operations: ClassVar[frozenset[str]] = frozenset({"acquire", "release", "check", "holders"})
     __slots__ = ("_by_ask", "_held", "_name", "_stamps", "_waiting", "free", "total")
+    is_over, failure = False, None  #: it has no end of its own
 
     def __init__(self, name: str, total: int, stamps: Stamps) -> None:
         """All free. ``name`` is what errors call it."""
@@ -57,16 +57,6 @@ class Permits:
     def is_idle(self) -> bool:
         """Whether nobody holds any or waits."""
         return not self._held and not self._waiting
-
-    @property
-    def is_over(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def failure(self) -> Failure:
-        """None."""
-        return None
 
     # -- operations ------------------------------------------------------------------------------------------------
 
