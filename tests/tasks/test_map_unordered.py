@@ -95,10 +95,17 @@ async def test_the_first_error_ends_it(hosts: ma.HostMesh, tmp_path: Path) -> No
     """M2."""
     items = Counting(100)
     with pytest.raises(ValueError, match="7"):
-        async for _ in ma.map_unordered(fail_at_seven, items, limit=2):
+        async for _ in ma.map_unordered(go_no_further_than_seven, items, limit=2):
             pass
     assert items.read <= 10
     await wait_given_back()
+
+
+async def go_no_further_than_seven(number: int) -> int:
+    """What comes after it is not done before it has failed: how many that are is not for luck."""
+    if number > 7:
+        await asyncio.Event().wait()
+    return fail_at_seven(number)
 
 
 def fail_at_seven(number: int) -> int:
