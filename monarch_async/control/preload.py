@@ -7,8 +7,10 @@ import sys
 import threading
 import traceback
 
+import monarch_async
+
 #: imported before the preload modules, where installed
-WORKER_MODULES = ("msgpack", "cloudpickle", "uvloop", "monarch_async.runtime.proc")
+WORKER_MODULES = ("msgpack", "cloudpickle", "uvloop", "monarch_async.mesh.worker")
 
 
 def prepare(modules: list[str], sys_path: list[str]) -> None:
@@ -21,6 +23,8 @@ def prepare(modules: list[str], sys_path: list[str]) -> None:
     for name in WORKER_MODULES:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+    for name in monarch_async.__all__:  # is imported when it is first used, by any module of a user's: once, for all
+        getattr(monarch_async, name)
     for name in modules:
         try:
             importlib.import_module(name)

@@ -329,3 +329,22 @@ async def test_this_host_in_the_client(hosts: ma.HostMesh, state: None) -> None:
     procs = await ma.this_host().spawn_procs(name="here")
     assert procs.extent == {"hosts": 1}
     await procs.stop()
+
+
+class Importer(ma.Actor):
+    @ma.endpoint
+    async def modules(self, other: "Importer") -> list[str]:
+        return ours()
+
+
+def ours() -> list[str]:
+    return [module for module in sys.modules if module.partition(".")[0] == "monarch_async"]
+
+
+async def test_what_is_ours_is_imported_before_the_fork(hosts: ma.HostMesh) -> None:
+    """Once, for all workers: else each of them takes time for it, and memory of its own."""
+    importers = await (await hosts.spawn_procs()).spawn("importers", Importer)
+    prepared = "import sys; from monarch_async.control import zygote; zygote.prepare([], []); print(*sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", prepared, stdout=asyncio.subprocess.PIPE)
+    names, _ = await process.communicate()
+    assert set(await importers.modules.call_one(importers)) <= set(names.decode().split())
