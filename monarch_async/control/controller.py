@@ -112,6 +112,8 @@ class Controller:
         self.directory = Directory(self.links.members, lambda agent, *news: self.requests.post(agent, *news))
         self.links.listeners.append(self.directory.take)
         self.on_exit: Callable[[Exit, int, int], None] = lambda *_: None
+        #: Whether a death was told before, and what died has been made anew since: see `Domain.is_old`.
+        self.is_old: Callable[[Exit], bool] = lambda _: False
         self.on_host_lost: Callable[[Host], None] = lambda _: None
         #: Of an actor that was spawned from here: (its id, its rank, whether callers know, report).
         self.on_failure: Callable[[int, int, bool, bytes], None] = lambda *_: None
@@ -220,6 +222,8 @@ class Controller:
             self.router.uplink(dst).send(frame)
 
     def _exited(self, exit: Exit, owner_actor: int) -> None:
+        if self.is_old(exit):
+            return
         for told in self.on_gone:
             told(exit)
         count = lose(self.router, exit)

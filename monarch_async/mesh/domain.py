@@ -229,6 +229,14 @@ class Domain:
         else:
             self.fail(group.owner, Failure(error, group.mesh, _rank_of(error)))
 
+    def is_old(self, exit: Exit) -> bool:
+        """Whether it is of a proc of ours that has been made anew since: the answer to what was sent to the former one.
+
+        Pending calls are of the new one then: `Allocation` has failed those of the former.
+        """
+        allocation = self.allocations.get(exit.address)
+        return allocation is not None and allocation.has_outlived(exit)
+
     def exited(self, exit: Exit, is_delivered: bool) -> None:
         """A proc or a host has ended: tell the owners of what was there."""
         if exit.is_host:
@@ -241,6 +249,8 @@ class Domain:
             allocation = self.allocations[address]
             if exit.is_host:
                 allocation.unreachable.add(address)
+            else:
+                allocation.exits[address] = exit
             if address in allocation.dead or allocation.is_stopped or not exit.was_up:
                 continue
             allocation.dead.add(address)
@@ -279,6 +289,8 @@ class Domain:
         allocations = {id(a): a for a in self.allocations.values() if a.owner is owner}
         groups = [g for g in self.groups.values() if g.owner is owner and id(g.procs.allocation) not in allocations]
         allocations = {key: allocation for key, allocation in allocations.items() if allocation.detachment is None}
+        for allocation in allocations.values():  # now, not when its turn comes: what dies meanwhile was to end
+            allocation.excuse()
         stops = [group.stop(group.members) for group in groups]
         stops += [allocation.stop(allocation.addresses, reason) for allocation in allocations.values()]
         stops += [ending for ending in endings if ending is not None]

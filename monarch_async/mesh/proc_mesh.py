@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch_async.control.controller import lose
 from monarch_async.control.host import Host
+from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Error, HostLost, Lost, SpawnFailed
 from monarch_async.ids import agent_of, host_of, proc_of
 from monarch_async.mesh.detachment import Detachment, lease_marks
@@ -60,6 +62,7 @@ class Allocation:
         self.dead: set[int] = set()
         self.unreachable: set[int] = set()  #: that never started, or went with their hosts: nothing is to stop
         self.restarting: dict[int, asyncio.Task[None]] = {}  #: by address
+        self.exits: dict[int, Exit] = {}  #: the last death of each, by address
         self._ending: set[int] = set()  # asked to stop: they are not to come back
         self.is_stopped = False
         self.mesh = ProcMesh(name, self.addresses, {h.id: h.name for h in hosts}, Region.full(extent), self)
@@ -170,12 +173,19 @@ class Allocation:
         self.unreachable.discard(address)  # its host may have come back
         await self.domain.requests.ask(agent_of(address), "stop", [proc_of(address)], "it is restarted", 0.2)
         self.domain.router.direct.settle(address)  # it would fail what is sent to the new one
+        if (exit := self.exits.get(address)) is not None:  # what was sent after it: its answer is old news soon
+            lose(self.domain.router, exit)
         spec = self._spec(rank)
         waiting = self._spawn([rank], [spec])
         self.dead.discard(address)
         self.groups = [group for group in self.groups if not group.is_stopped]
         actors = [group.respawn(address) for group in self.groups if address in group.members]
         await asyncio.gather(waiting, *actors)
+
+    def has_outlived(self, exit: Exit) -> bool:
+        """Whether a proc died so, and has been made anew since."""
+        known = self.exits.get(exit.address)
+        return known is not None and known.pid == exit.pid != 0 and exit.address not in self.dead
 
     def excuse(self) -> None:
         """All procs are about to end: their deaths are no failures, and they do not come back."""

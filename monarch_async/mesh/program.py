@@ -42,6 +42,7 @@ class Program(Domain):
         controller.links.listeners.append(self._take_host_event)
         self._roster = ClientRoster(self, token, source)
         RosterDesk(controller, self._roster, self.start_task)
+        controller.is_old = self.is_old
         controller.on_exit = lambda exit, _, pending: self.exited(exit, pending > 0)
         controller.on_failure = self.failed
         controller.on_lines = self.console.show

@@ -135,7 +135,11 @@ class WorkerDomain(Domain):
 
     def _take_exit(self, payload: bytes) -> None:
         exit = Exit.unpack(payload)
-        self.router.direct.when_drained(exit.address, lambda: self.exited(exit, lose(self.router, exit) > 0))
+        self.router.direct.when_drained(exit.address, lambda: self._exited(exit))
+
+    def _exited(self, exit: Exit) -> None:
+        if not self.is_old(exit):
+            self.exited(exit, lose(self.router, exit) > 0)
 
     async def _release(self, instance: Instance) -> None:
         await self.end(instance, f"{instance.label}, which spawned it, has ended")
