@@ -248,17 +248,22 @@ class Placer:
         if self._is_handling or self._closed is not None:
             return
         self._is_handling = True
+        now = self._loop.time()
         try:
             while self._events:
-                for command in self.scheduler.handle(self._events.popleft(), self._loop.time()):
+                now = self._loop.time()
+                for command in self.scheduler.handle(self._events.popleft(), now):
                     self._perform(command)
         finally:
             self._is_handling = False
-        self._set_timer()
+        self._set_timer(now)
 
-    def _set_timer(self) -> None:
-        """Wake when the scheduler wants to be told the time; a timer that rings early is set again then."""
-        when = self.scheduler.next_tick(self._loop.time())
+    def _set_timer(self, now: float) -> None:
+        """Wake when the scheduler wants to be told the time; a timer that rings early is set again then.
+
+        ``now``: as it was told last. What has become due since would not be told any more.
+        """
+        when = self.scheduler.next_tick(now)
         if when is None or (self._timer is not None and self._timer.when() <= when):
             return
         if self._timer is not None:
@@ -267,11 +272,12 @@ class Placer:
 
     def _ring(self) -> None:
         self._timer = None
-        when = self.scheduler.next_tick(self._loop.time())
-        if when is not None and when <= self._loop.time():
+        now = self._loop.time()
+        when = self.scheduler.next_tick(now)
+        if when is not None and when <= now:
             self._handle(Tick())
         else:
-            self._set_timer()
+            self._set_timer(now)
 
     def _perform(self, command: Command) -> None:
         match command:

@@ -37,12 +37,15 @@ _MOST_DEATHS = 1024
 
 
 class Outcome:
-    """What became of a failure: whether callers carry it, and whether somebody handled it (None: not decided yet)."""
+    """What became of a failure: whether callers carry it, and whether somebody handled it (None: not decided yet).
 
-    __slots__ = ("is_delivered", "is_handled")
+    ``of``: whose death it is, of procs spawned from here.
+    """
 
-    def __init__(self, is_delivered: bool) -> None:
-        self.is_delivered = is_delivered
+    __slots__ = ("is_delivered", "is_handled", "of")
+
+    def __init__(self, is_delivered: bool, of: "Allocation | None") -> None:
+        self.is_delivered, self.of = is_delivered, of
         self.is_handled: bool | None = None
 
 
@@ -183,12 +186,12 @@ class Domain:
 
     # -- failures --------------------------------------------------------------------------------------------------
 
-    def tell(self, owner: object, failure: Failure, is_delivered: bool) -> None:
+    def tell(self, owner: object, failure: Failure, is_delivered: bool, of: "Allocation | None" = None) -> None:
         """Tell ``owner``; ``is_delivered``: pending calls have carried the error to somebody already (V2)."""
         if isinstance(owner, Guardian):
             owner.lost(failure)
             return
-        outcome = Outcome(is_delivered)
+        outcome = Outcome(is_delivered, of)
         if isinstance(failure.error, Lost):
             self._deaths[failure.error.args] = outcome
             if len(self._deaths) > _MOST_DEATHS:
@@ -209,6 +212,8 @@ class Domain:
             self._settle(owner, failure, outcome, is_handled)
 
     def _settle(self, owner: object, failure: Failure, outcome: Outcome, is_handled: bool) -> None:
+        if outcome.of is not None and outcome.of.is_ending:  # meanwhile: it was to end, and cannot come back
+            is_handled = True
         outcome.is_handled = is_handled
         if not is_handled and not outcome.is_delivered:
             self.fail(owner, failure)
@@ -259,7 +264,7 @@ class Domain:
             if id(allocation) not in told:
                 told.add(id(allocation))
                 rank = allocation.addresses.index(address)
-                self.tell(allocation.owner, Failure(exit.as_error(), allocation.mesh, rank), is_delivered)
+                self.tell(allocation.owner, Failure(exit.as_error(), allocation.mesh, rank), is_delivered, allocation)
         for group in list(self.groups.values()):
             self._lose_members(group, exit, is_delivered)
 

@@ -187,6 +187,11 @@ class Allocation:
         known = self.exits.get(exit.address)
         return known is not None and known.pid == exit.pid != 0 and exit.address not in self.dead
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether all procs are to end, or have."""
+        return len(self._ending) == len(self.addresses)
+
     def excuse(self) -> None:
         """All procs are about to end: their deaths are no failures, and they do not come back."""
         self._ending.update(self.addresses)
@@ -220,7 +225,7 @@ class Allocation:
         for outcome in outcomes:  # on a host that is lost there is nothing left to stop
             if isinstance(outcome, BaseException) and not isinstance(outcome, HostLost):
                 raise outcome
-        if len(self._ending) == len(self.addresses):  # one that has crashed may still be made anew
+        if self.is_ending:  # one that has crashed may still be made anew
             self.is_stopped = True
             for address in self.addresses:
                 self.domain.allocations.pop(address, None)

@@ -69,7 +69,8 @@ class PoolShell:
     def feed(self, event: Event) -> None:
         """Tell the state machine, and do what it wants."""
         loop = self.domain.router.loop
-        for command in self.state.handle(event, loop.time()):
+        now = loop.time()  # for both: a pause that ended between them would have no tick
+        for command in self.state.handle(event, now):
             match command:
                 case Give(lease, replica):
                     self.desk.give(self, lease, self.replicas[replica])
@@ -88,7 +89,7 @@ class PoolShell:
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
-        if (due := self.state.next_tick(loop.time())) is not None:
+        if (due := self.state.next_tick(now)) is not None:
             self._ticking = loop.call_at(due, self._tick)
 
     def _tick(self) -> None:

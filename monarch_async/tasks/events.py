@@ -78,11 +78,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker that was asked for or had started is gone. ``is_blamed``: what it ran may have caused that."""
+    """A worker that was asked for or had started is gone.
+
+    ``is_blamed``: what it ran may have caused that. ``has_begun``: its task was sent; one that was not is not tried.
+    """
 
     worker: int
     error: Exception
     is_blamed: bool
+    has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

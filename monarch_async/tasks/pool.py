@@ -326,7 +326,7 @@ class TaskPool:
         if worker.is_dead:
             return
         worker.is_dead = True
-        self.feed(Died(worker.id, error, self._is_blamed(worker.flight, error)))
+        self.feed(Died(worker.id, error, self._is_blamed(worker.flight, error), worker.flight is not None))
         worker.end(at_once=False)
 
     def _is_blamed(self, flight: Flight | None, error: Exception) -> bool:

@@ -19,7 +19,7 @@
 
 Invariants
     Q1. A task is waiting, or on one worker, or has ended; it ends once. A worker has one task at most.
-    Q2. It runs at most once more than it has retries, and not again once something of it has been seen.
+    Q2. It is sent at most once more than it has retries, and not again once something of it has been seen.
     Q3. Only deaths that it may have caused count for its poisoning: of workers it ran on, not by our own hand, not of
         their hosts. (Those use up a retry all the same: what it did until then may have had effects.)
     Q4. Tasks of a shape begin in the order of submission, except: one that lost its worker goes first, one that raised
@@ -222,19 +222,20 @@ class TaskQueue:
             del self._workers[worker.id]
             self._commands.append(Drop(id))
 
-    def _bury(self, task: QueuedTask, error: Exception, is_blamed: bool, now: float) -> None:
+    def _bury(self, task: QueuedTask, event: Died, is_blamed: bool, now: float) -> None:
         """The worker of a task is gone (Q2, Q3)."""
         self._detach(task)
+        error = event.error
         if is_blamed:
             task.deaths.append(error)
         if task.is_cancelled:
             ending: Command | None = Drop(task.id)
         elif len(task.deaths) >= task.poison:
             ending = Poison(task.id, tuple(task.deaths))
-        elif task.retries <= 0:
+        elif event.has_begun and task.retries <= 0:
             ending = Fail(task.id, error)
         else:
-            task.retries -= 1
+            task.retries -= event.has_begun
             self._place(task, now, is_first=True)
             return
         del self._tasks[task.id]
@@ -358,7 +359,7 @@ class TaskQueue:
             case Stage.CONDEMNED:
                 pass
         if worker.task is not None:
-            self._bury(worker.task, event.error, event.is_blamed and worker.stage is Stage.BUSY, now)
+            self._bury(worker.task, event, event.is_blamed and worker.stage is Stage.BUSY, now)
         elif (
             worker.stage is Stage.STARTING
             and not isinstance(event.error, HostLost)

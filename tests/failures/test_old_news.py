@@ -60,3 +60,21 @@ async def test_what_dies_in_the_turn_in_which_its_block_ends_is_no_failure() -> 
             died = Exit(procs.addresses[0], "kids[0]", "host0", signal=9, pid=pid)
             asyncio.get_running_loop().call_soon(controller._exited, died, 0)
         await asyncio.sleep(0)
+
+
+async def test_what_a_policy_was_asked_about_when_its_block_ended_is_no_failure() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def policy(failure: object) -> bool:
+        asked.set()
+        await go_on.wait()
+        return False
+
+    async with ma.local_hosts() as hosts:
+        async with ma.supervise(policy):
+            mesh = await (await hosts.spawn_procs(name="kids")).spawn("children", Child)
+            os.kill(await mesh.pid.call_one(), signal.SIGKILL)
+            await asked.wait()
+        go_on.set()
+        await asyncio.sleep(0)
+        assert await (await hosts.spawn_procs()).spawn("children", Child)

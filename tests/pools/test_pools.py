@@ -14,6 +14,7 @@ from pool_actors import Breaking, Caller, Engine, Keeper
 
 import monarch_async as ma
 from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.pools.elastic import Elastic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -265,6 +266,28 @@ async def test_a_replica_that_dies_just_as_it_is_up_is_none(
                 await asyncio.sleep(0.005)
         monkeypatch.undo()
         assert await pool.pid.call_one() > 0
+
+
+async def test_what_becomes_due_while_it_is_decided_is_due(hosts: ma.HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause that ended between what was decided and the asking for the next tick had no tick, and no replica came."""
+    handle, next_tick = Elastic.handle, Elastic.next_tick
+    times: list[float] = []
+
+    def handled(state: Elastic, event: Any, now: float) -> Any:
+        times.append(now)
+        return handle(state, event, now)
+
+    def asked(state: Elastic, now: float) -> float | None:
+        assert now in times
+        return next_tick(state, now)
+
+    monkeypatch.setattr(Elastic, "handle", handled)
+    monkeypatch.setattr(Elastic, "next_tick", asked)
+    async with ma.ActorPool(Engine, backoff=0.01) as pool:
+        with pytest.raises(ma.ProcDied):
+            await pool.crash.call_one()
+        assert await pool.pid.call_one() > 0
+    assert len(times) > 5
 
 
 async def test_a_pool_of_an_actor_ends_with_it(hosts: ma.HostMesh, tmp_path: Path) -> None:

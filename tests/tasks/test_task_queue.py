@@ -158,6 +158,18 @@ def test_deaths_that_are_nobodys_fault_use_up_retries() -> None:
     assert drive(Died(worker, DIED, is_blamed=False)) == [Fail(2, DIED)]
 
 
+def test_a_death_before_the_task_was_sent_uses_up_none() -> None:
+    """Its worker was asked for a sign of life first: the task was never on its way."""
+    drive = Driver()
+    worker = drive.with_worker()
+    drive.submit(retries=0)
+    told = drive(Died(worker, DIED, is_blamed=False, has_begun=False))
+    (worker,) = asks(told)
+    drive(Granted(worker, 1))
+    assert drive(Ready(worker)) == [Run(2, worker)]
+    assert drive(Died(worker, DIED, is_blamed=False)) == [Fail(2, DIED)]
+
+
 def test_what_has_been_seen_is_not_tried_again() -> None:
     """Q2."""
     drive = Driver()
