@@ -95,7 +95,7 @@ def _fill(cls: type[RemoteError], cause: BaseException | None, facts: dict[str, 
         error = cls.__new__(cls)
     error.args = cause.args if cause is not None else (facts["text"],)
     if cause is not None:
-        _copy_state(cause, error)
+        copy_state(cause, error)
     for name, value in facts.items():
         object.__setattr__(error, name, value)  # the class may be frozen
     object.__setattr__(error, "__cause__", cause)
@@ -136,7 +136,7 @@ def _find_class(type_name: str) -> type | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _copy_state(source: BaseException, target: BaseException) -> None:
+def copy_state(source: BaseException, target: BaseException) -> None:
     """Copy attributes, also the ones C classes keep outside ``__dict__`` (``OSError.errno``, ``ImportError.name``)."""
     target.__dict__.update(source.__dict__)
     for cls in type(source).__mro__:
