@@ -1,0 +1,103 @@
+"""Nodes and their resources, in Ray's names: `nodes`, `cluster_resources`, `available_resources`."""
+
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_async.control.host import Host
+from monarch_async.mesh.cluster import cluster
+from monarch_async.ray.living import LivingHosts, address_of, node_id_of
+from monarch_async.ray.runtime import current
+from monarch_async.scheduler.amounts import UNIT, total
+from monarch_async.scheduler.events import Held
+
+
+class NodeTable:
+    """What the hub answers about nodes."""
+
+    def __init__(self, living: LivingHosts) -> None:
+        """Of these hosts."""
+        self._living = living
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each node, those that live first."""
+        living = [self._row(host, True) for host in self._living.hosts]
+        return living + [self._row(host, False) for host in self._living.lost.values()]
+
+    def _row(self, host: Host, is_alive: bool) -> dict[str, Any]:
+        address = address_of(host)
+        return {
+            "NodeID": node_id_of(host.id),
+            "Alive": is_alive,
+            "NodeManagerAddress": address,
+            "NodeManagerHostname": socket.gethostname() if address == "127.0.0.1" else host.name,
+            "NodeName": host.name,
+            "Resources": self._resources(host) if is_alive else {},
+            "Labels": self._living.labels(host),
+            "alive": is_alive,
+        }
+
+    def _resources(self, host: Host) -> dict[str, float]:
+        there = host.resources
+        plain = {"CPU": there.cpus, "GPU": float(len(there.gpus)), "memory": float(there.memory)}
+        named = self._living.node_resources(host)
+        return {name: amount for name, amount in {**plain, **there.custom, **named}.items() if amount}
+
+    def totals(self) -> dict[str, float]:
+        """Return what all nodes that live have together."""
+        return _summed([self._resources(host) for host in self._living.hosts])
+
+    async def available_by_node(self) -> dict[str, dict[str, float]]:
+        """Return what nobody holds now on each node that lives, by node id."""
+        free = {row.host: _as_ray(row.free) for row in (await cluster().holdings()).hosts}
+        return {
+            node_id_of(host.id): {**free.get(host.id, {}), **self._living.node_resources(host)}
+            for host in self._living.hosts
+        }
+
+    async def available(self) -> dict[str, float]:
+        """Return what nobody holds now on all nodes together."""
+        return _summed(list((await self.available_by_node()).values()))
+
+
+def _as_ray(held: Held) -> dict[str, float]:
+    need = total(held)
+    plain = {"CPU": need.cpus / UNIT, "GPU": need.gpus / UNIT, "memory": float(need.memory)}
+    return {name: amount for name, amount in [*plain.items(), *_custom(need.custom)] if amount}
+
+
+def _custom(custom: tuple[tuple[str, int], ...]) -> list[tuple[str, float]]:
+    return [(name, amount / UNIT) for name, amount in custom]
+
+
+def _summed(parts: list[dict[str, float]]) -> dict[str, float]:
+    summed: Counter[str] = Counter()
+    for part in parts:
+        summed.update(part)  # type: ignore[arg-type]  # floats count as well
+    return dict(summed)
+
+
+def _ask(operation: str) -> Any:
+    runtime = current()
+    return runtime.run(runtime.hub(operation))
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return a row for each node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ...; also of those lost."""
+    return _ask("nodes.rows")
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return what all nodes have together, by the names of resources."""
+    return _ask("nodes.totals")
+
+
+def available_resources() -> dict[str, float]:
+    """Return what nobody holds now on all nodes together; what is all held is left out."""
+    return _ask("nodes.available")
+
+
+def available_resources_per_node() -> Mapping[str, Mapping[str, float]]:
+    """Return the same for each node, by node id."""
+    return _ask("nodes.available_by_node")

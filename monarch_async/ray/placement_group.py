@@ -1,0 +1,260 @@
+"""Placement groups as programs have them: `placement_group`, and the `PlacementGroup` that names one.
+
+The groups themselves are at the hub (`monarch_async.ray.groups`). Making and removing one in the driver only tells it,
+so neither waits; one with a name waits to hear that the name was free.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from monarch_async.ray.amounts import Amounts
+from monarch_async.ray.groups import GROUP_VARIABLE, GroupRequest, own_groups
+from monarch_async.ray.runtime import current
+from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
+
+if TYPE_CHECKING:
+    from monarch_async.ray.object_ref import ObjectRef
+
+VALID_PLACEMENT_GROUP_STRATEGIES = {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGroupID:
+    """Sixteen random bytes; none where it is nil."""
+
+    _bytes: bytes
+
+    def binary(self) -> bytes:
+        """Return the bytes."""
+        return self._bytes
+
+    def hex(self) -> str:
+        """Return them in hexadecimal digits."""
+        return self._bytes.hex()
+
+    def is_nil(self) -> bool:
+        """Whether it names no group."""
+        return not self._bytes
+
+    @classmethod
+    def from_hex(cls, text: str) -> "PlacementGroupID":
+        """Return the id of these digits."""
+        return cls(bytes.fromhex(text))
+
+    @classmethod
+    def nil(cls) -> "PlacementGroupID":
+        """Return the id of no group."""
+        return cls(b"")
+
+    def __repr__(self) -> str:
+        return f"PlacementGroupID({self.hex()})"
+
+
+class PlacementGroup:
+    """Names a placement group: hashable, and pickles. Groups of one id are equal."""
+
+    def __init__(self, id: PlacementGroupID, bundle_cache: Sequence[Mapping[str, float]] | None = None) -> None:
+        """``bundle_cache``: what it asks for; fetched when first wanted where not given."""
+        self.id = id
+        self.bundle_cache = None if bundle_cache is None else [dict(spec) for spec in bundle_cache]
+
+    @staticmethod
+    def empty() -> "PlacementGroup":
+        """Return the name of no group."""
+        return PlacementGroup(PlacementGroupID.nil(), [])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it names no group."""
+        return self.id.is_nil()
+
+    @property
+    def bundle_specs(self) -> list[dict[str, float]]:
+        """What each bundle asks for, in Ray's names."""
+        if self.bundle_cache is None:
+            row: Mapping[str, Any] = _ask("placement_group.table", self.id.binary())
+            self.bundle_cache = list(row.get("bundles", {}).values())
+        return self.bundle_cache
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles it has."""
+        return len(self.bundle_specs)
+
+    def ready(self) -> "ObjectRef[PlacementGroup]":
+        """Return a reference to this, which is there once the group is."""
+        number: int = _ask("placement_group.ready", self.id.binary())
+        return current().borrowed(number)
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        """Wait until it is there; return whether that was in time."""
+        groups = own_groups()
+        if groups is not None and groups.is_created(self.id.binary()):
+            return True
+        return _ask("placement_group.wait", self.id.binary(), timeout_seconds)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementGroup) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"PlacementGroup({self.id.hex() or 'none'})"
+
+
+def placement_group(
+    bundles: list[dict[str, float]],
+    strategy: str | None = None,
+    name: str = "",
+    lifetime: str | None = None,
+    _soft_target_node_id: str | None = None,
+    bundle_label_selector: list[dict[str, str]] | None = None,
+    topology_strategy: dict[str, str] | None = None,
+) -> PlacementGroup:
+    """Ask for bundles of resources, all at once, and return at once; see `PlacementGroup.ready`.
+
+    Args:
+        bundles: what each is to have, such as ``{"CPU": 1, "GPU": 1}``.
+        strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; PACK where not given.
+        name: for `get_placement_group`, unique in the namespace.
+        lifetime: ``"detached"`` is the same as None here: it lasts as long as the driver's hosts.
+        _soft_target_node_id: rather on this node.
+        bundle_label_selector: labels of the hosts of each bundle; they must be the same for all.
+        topology_strategy: not offered.
+    """
+    specs = _checked_bundles(bundles)
+    strategy = "PACK" if strategy is None else strategy
+    if strategy not in VALID_PLACEMENT_GROUP_STRATEGIES:
+        known = ", ".join(sorted(VALID_PLACEMENT_GROUP_STRATEGIES))
+        raise ValueError(f"strategy={strategy!r} of a placement group: expected one of {known}")
+    if lifetime not in (None, "detached"):
+        raise ValueError(f"lifetime={lifetime!r} of a placement group: expected 'detached' or None")
+    if topology_strategy:
+        raise NotImplementedError("topology_strategy= is not offered: natively, label the hosts: Demand(labels=...)")
+    if _soft_target_node_id is not None and strategy != "STRICT_PACK":
+        raise ValueError("_soft_target_node_id= is only for a placement group of strategy STRICT_PACK")
+    labels = _checked_labels(bundle_label_selector, len(specs))
+    runtime = current()
+    id, is_detached = os.urandom(16), lifetime == "detached"
+    prefers = _soft_target_node_id or ""
+    request = GroupRequest(id, specs, strategy, name, runtime.namespace, is_detached, prefers, labels)
+    groups = own_groups()
+    if groups is not None and not name:
+        runtime.post(groups.create, request)
+    else:
+        _ask("placement_group.create", request)
+    return PlacementGroup(PlacementGroupID(request.id), specs)
+
+
+def remove_placement_group(placement_group: PlacementGroup) -> None:
+    """Remove a group: what runs there ends. Returns at once; twice is fine."""
+    groups = own_groups()
+    if groups is not None:
+        current().post(groups.remove, placement_group.id.binary())
+    else:
+        _ask("placement_group.remove", placement_group.id.binary())
+
+
+def get_placement_group(placement_group_name: str) -> PlacementGroup:
+    """Return the group that has this name in the namespace. Raises ValueError where there is none."""
+    if not placement_group_name:
+        raise ValueError("expected the name of a placement group")
+    found = _ask("placement_group.find", placement_group_name, current().namespace)
+    if found is None:
+        raise ValueError(f"there is no placement group {placement_group_name!r} in this namespace")
+    id, specs = found
+    return PlacementGroup(PlacementGroupID(id), specs)
+
+
+def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
+    """Return what is known of a group; of all, by the hexadecimal digits of their ids, where none is given."""
+    return _ask("placement_group.table", placement_group.id.binary() if placement_group is not None else None)
+
+
+def get_current_placement_group() -> PlacementGroup | None:
+    """Return the group that this process was placed in; None where it was in none, and in the driver."""
+    said = os.environ.get(GROUP_VARIABLE)
+    return PlacementGroup(PlacementGroupID.from_hex(said.partition(":")[0])) if said else None
+
+
+class _Options(Protocol):
+    @property
+    def scheduling_strategy(self) -> object: ...
+
+
+Said = TypeVar("Said", bound=_Options)
+
+
+def with_strategy_here(options: Said, amounts: Amounts, what: str) -> Said:
+    """Return the options of something that is started here, with what it inherits, after a check.
+
+    Where nothing is said of where it goes, that is the group of this process, if that captures what is started in it.
+    Raises ValueError where the group has no such bundle, or none that is large enough for ``amounts``.
+    """
+    strategy = options.scheduling_strategy
+    if strategy is None or strategy == "DEFAULT":
+        if not os.environ.get(GROUP_VARIABLE, "").endswith(":1"):
+            return options
+        strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), -1, True)
+        options = replace(options, scheduling_strategy=strategy)  # type: ignore[type-var]  # they are dataclasses
+    if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is not None:
+        check_fits(strategy.placement_group, strategy.placement_group_bundle_index, amounts, what)
+    return options
+
+
+def check_fits(group: PlacementGroup, bundle: int, amounts: Amounts, what: str) -> None:
+    """Raise ValueError where a group has no such bundle (-1: any), or none that is large enough."""
+    specs = group.bundle_specs
+    if isinstance(bundle, bool) or not isinstance(bundle, int) or not -1 <= bundle < len(specs):
+        raise ValueError(
+            f"placement group bundle index {bundle!r} of {what}: {group} has {len(specs)}, from 0 on; -1 is any of them"
+        )
+    among = specs if bundle == -1 else [specs[bundle]]
+    if not any(amounts.fits_within(Amounts.of_spec(spec)) for spec in among):
+        where = "any bundle" if bundle == -1 else f"bundle {bundle}"
+        raise ValueError(f"{what} needs {amounts.as_ray()}, which does not fit into {where} of {group}: {among}")
+
+
+def _checked_bundles(bundles: object) -> tuple[dict[str, float], ...]:
+    if not isinstance(bundles, list):
+        raise ValueError(f"bundles={bundles!r}: expected a list of dicts, such as [{{'CPU': 1}}]")
+    if not bundles:
+        raise ValueError("bundles=[]: a placement group has one or more")
+    for bundle in bundles:
+        if not isinstance(bundle, dict) or not bundle:
+            raise ValueError(f"{bundle!r} of bundles: expected amounts by name, such as {{'CPU': 1}}")
+        for name, amount in bundle.items():
+            if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, int | float):
+                raise ValueError(f"{bundle!r} of bundles: expected amounts by name, such as {{'CPU': 1}}")
+            if amount < 0:
+                raise ValueError(f"{bundle!r} of bundles: {name} is negative")
+        if not any(bundle.values()):
+            raise ValueError(f"{bundle!r} of bundles: it asks for nothing")
+        gpus = bundle.get("GPU", 0)
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError(f"{bundle!r} of bundles: GPU is a whole number, or a fraction of one")
+        if 0 < bundle.get("memory", 1) < 1:
+            warnings.warn(f"{bundle!r} of bundles: memory is in bytes", stacklevel=3)
+    return tuple([{name: float(amount) for name, amount in bundle.items() if amount} for bundle in bundles])
+
+
+def _checked_labels(selectors: list[dict[str, str]] | None, count: int) -> dict[str, str]:
+    if not selectors:
+        return {}
+    if len(selectors) != count:
+        raise ValueError(f"bundle_label_selector has {len(selectors)} entries for {count} bundles")
+    if any(selector != selectors[0] for selector in selectors):
+        raise NotImplementedError(
+            "bundle_label_selector= that differs between bundles is not offered: natively, place a Demand(labels=) for"
+            " each kind"
+        )
+    return dict(selectors[0])
+
+
+def _ask(operation: str, *args: object) -> Any:
+    runtime = current()
+    return runtime.run(runtime.hub(operation, *args))

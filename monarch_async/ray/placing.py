@@ -1,0 +1,316 @@
+"""Where the hub puts tasks and actors: what Ray's options say, as native demands.
+
+- A task takes one cpu unless it says otherwise, and runs on a warm worker; see `Placing.room_for_task`.
+- An actor holds what it asks for; one that asks for nothing holds nothing, and goes to the host with the fewest of ours
+  for its cpus.
+- What fits on no host that is here now waits for one that it fits on, with a warning, as under Ray.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monarch_async.control.host import Host
+from monarch_async.errors import Unschedulable
+from monarch_async.mesh.cluster import cluster
+from monarch_async.mesh.guardian import Guardian, guarding
+from monarch_async.mesh.host_mesh import HostMesh
+from monarch_async.mesh.placement import Placement
+from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.ray.amounts import Amounts, Asked, of_actor, of_task
+from monarch_async.ray.exceptions import (
+    ActorPlacementGroupRemoved,
+    ActorUnschedulableError,
+    TaskPlacementGroupRemoved,
+    TaskUnschedulableError,
+)
+from monarch_async.ray.groups import GROUP_VARIABLE, Group, GroupRemoved, PlacementGroups
+from monarch_async.ray.living import LivingHosts
+from monarch_async.ray.seat import Seat
+from monarch_async.ray.strategies import (
+    In,
+    LabelOperator,
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+from monarch_async.scheduler.demand import Demand
+
+log = logging.getLogger("monarch_async")
+
+#: Who has this in its environment sees all devices of its host, as under Ray.
+NOSET_VARIABLE = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
+
+class Options(Asked, Protocol):
+    """The part of options that says where."""
+
+    @property
+    def scheduling_strategy(self) -> object: ...
+
+    @property
+    def label_selector(self) -> Mapping[str, str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What a strategy comes to: names of hosts (none: any), rather spread, in a bundle (-1: any) of a group."""
+
+    hosts: tuple[str, ...] = ()
+    spreads: bool = False
+    group: Group | None = None
+    bundle: int = -1
+
+
+_ANYWHERE = Where()
+
+
+class Placing:
+    """See the module. One per hub, on its loop."""
+
+    def __init__(self, hosts: HostMesh) -> None:
+        """Nothing is followed before `start`."""
+        self.living = LivingHosts(hosts)
+        self.groups = PlacementGroups(self.living)
+        self._actors: Counter[int] = Counter()  # by host: of those that live
+        self._spread: Counter[int] = Counter()  # by host: tasks that were to be spread
+        self._rooms: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._rooms_of = -1
+
+    def start(self) -> None:
+        """Follow what becomes of hosts."""
+        self.living.start()
+        self.groups.start()
+
+    async def aclose(self) -> None:
+        """End all placement groups."""
+        await self.groups.aclose()
+        await self.living.aclose()
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    def room_now(self, options: Options) -> dict[str, Any] | None:
+        """Return what `room_for_task` does where nothing is to be waited for, else None. Not to be changed."""
+        if options.label_selector or _strategy_of(options) is not None:
+            return None
+        if self._rooms_of != self.living.version:
+            self._rooms, self._rooms_of = {}, self.living.version
+        resources = options.resources
+        key = (options.num_cpus, options.num_gpus, options.memory, tuple(resources.items()) if resources else None)
+        room = self._rooms.get(key)
+        if room is None:
+            amounts = of_task(options)
+            if amounts.nodes or not self.living.allowed(amounts):
+                return None
+            room = self._rooms[key] = _as_task_options(amounts)
+        return room
+
+    async def room_for_task(self, options: Options) -> dict[str, Any]:
+        """Return keyword arguments for a native task: what it takes, and where it may run.
+
+        ``env`` among them is to be part of that of the worker. Waits for the placement group, and for a host on which
+        it fits. Raises TaskPlacementGroupRemoved, TaskUnschedulableError where it is bound to a node that is gone, and
+        ValueError where no bundle is large enough.
+        """
+        if (room := self.room_now(options)) is not None:
+            return room
+        amounts = of_task(options)
+        try:
+            where = await self._find("a task", options, amounts)
+            if where.group is not None:
+                await where.group.wait_created()
+                return _as_task_options(amounts) | self._in_group(where.group, where.bundle, amounts, options)
+        except GroupRemoved as error:
+            raise TaskPlacementGroupRemoved(f"{error} was removed") from None
+        except Unschedulable as error:
+            raise TaskUnschedulableError(str(error)) from None
+        if where.spreads:
+            return _as_task_options(amounts) | {"hosts": (self._next_spread(amounts, where.hosts).name,)}
+        return _as_task_options(amounts) | ({"hosts": where.hosts} if where.hosts else {})
+
+    def _in_group(self, group: Group, bundle: int, amounts: Amounts, options: Options) -> dict[str, Any]:
+        placement, part = group.spot(bundle if bundle >= 0 else group.choose(amounts))
+        return {"placement": placement, "bundle": part, "env": _group_env(options)}
+
+    def _next_spread(self, amounts: Amounts, names: Sequence[str]) -> Host:
+        hosts = self.living.allowed(amounts, self.living.open_hosts()) or self.living.allowed(amounts)
+        hosts = [host for host in hosts if not names or host.name in names] or hosts
+        host = min(hosts, key=lambda host: self._spread[host.id])
+        self._spread[host.id] += 1
+        return host
+
+    # -- actors ----------------------------------------------------------------------------------------------------
+
+    async def spawn_proc(
+        self,
+        options: Options,
+        name: str,
+        env: Mapping[str, str],
+        cwd: str | None,
+        on_removed: Callable[[str], Awaitable[None] | None] | None = None,
+    ) -> tuple[ProcMesh, Callable[[], Awaitable[None]]]:
+        """Return one proc (not awaited) placed as the options say, and what gives its room back once it has ended.
+
+        The proc belongs to who asks. ``on_removed`` is called with the reason when its placement group is removed, and
+        what it returns awaited: to end the actor; then the proc is stopped, where it was not. Waits for room. Raises
+        ActorPlacementGroupRemoved, ActorUnschedulableError where it is bound to a node that is gone, ValueError where
+        no bundle is large enough.
+        """
+        seat = Seat(name, of_actor(options), on_removed)
+        try:
+            await self._seat(seat, options)
+            assert seat.host is not None
+            own = {**_group_env(options), **_device_env(seat, env), **env}
+            procs = HostMesh([seat.host]).spawn_procs(name=name, env=own, cwd=cwd)
+        except BaseException as error:
+            await seat.give_back()
+            if isinstance(error, GroupRemoved):
+                raise ActorPlacementGroupRemoved(f"{error} was removed") from None
+            if isinstance(error, Unschedulable):
+                raise ActorUnschedulableError(str(error)) from None
+            raise
+        seat.procs = procs
+        return procs, seat.give_back
+
+    async def _seat(self, seat: Seat, options: Options) -> None:
+        amounts, what = seat.amounts, f"actor {seat.name}"
+        where = await self._find(what, options, amounts)
+        if where.group is not None:
+            await self._seat_within(seat, where.group, where.bundle)
+        elif amounts.is_free:
+            hosts = self._named(where.hosts, self.living.open_hosts()) or self._named(where.hosts, self.living.hosts)
+            seat.host = min(hosts, key=self._crowd)
+        else:
+            strategy = "spread" if where.spreads else "pack"
+            demand = Demand([amounts.bundle()], strategy=strategy, hosts=where.hosts, name=what)
+            await self._hold(seat, demand)
+        self._count(seat)
+
+    def _named(self, names: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
+        return [host for host in hosts if (host.name in names if names else host.resources.cpus)] or list(hosts)
+
+    def _crowd(self, host: Host) -> float:
+        return self._actors[host.id] / max(host.resources.cpus, 1)
+
+    def _count(self, seat: Seat) -> None:
+        assert seat.host is not None
+        id = seat.host.id
+        self._actors[id] += 1
+        seat.leave.append(lambda: self._actors.subtract([id]))
+
+    async def _seat_within(self, seat: Seat, group: Group, bundle: int) -> None:
+        bundle = await group.take(seat, bundle)
+        placement, part = group.spot(bundle)
+        if seat.amounts.is_free:
+            seat.host = placement.spots[part].host
+            return
+        demand = Demand([seat.amounts.bundle()], within=(placement.id, part), name=f"actor {seat.name}")
+        try:
+            await self._hold(seat, demand)
+        except Unschedulable:
+            if group.is_removed:
+                raise GroupRemoved(str(group)) from None
+            raise
+
+    async def _hold(self, seat: Seat, demand: Demand) -> None:
+        """Have what an actor takes. Where that ends before it, as its placement group does, the proc is ended."""
+        with guarding(Guardian(lambda failure: None)):  # groups end what is in them themselves
+            seat.placement = await cluster().place(demand)
+        seat.host = seat.placement.spots[0].host
+
+    # -- strategies ------------------------------------------------------------------------------------------------
+
+    async def _find(self, what: str, options: Options, amounts: Amounts) -> Where:
+        """Return what a strategy comes to, once there is a host on which it fits. Raises Unschedulable."""
+        strategy = _strategy_of(options)
+        match strategy:
+            case PlacementGroupSchedulingStrategy() if strategy.placement_group is not None:
+                group = self.groups.get(strategy.placement_group.id.binary())
+                return Where(group=group, bundle=strategy.placement_group_bundle_index)
+            case NodeAffinitySchedulingStrategy():
+                return await self._find_node(what, strategy, amounts)
+            case NodeLabelSchedulingStrategy():
+                hosts = await self._wait(what, lambda: self._labelled(strategy, amounts))
+                return Where(_names(hosts))
+            case None | "SPREAD":
+                selector = {key: In(value) for key, value in (options.label_selector or {}).items()}
+                hosts = await self._wait(what, lambda: self._allowed(amounts, selector))
+                return Where(_names(hosts) if amounts.nodes or selector else (), strategy == "SPREAD")
+        raise ValueError(f"scheduling_strategy={strategy!r}: expected 'DEFAULT', 'SPREAD' or one of ray.util's")
+
+    async def _wait(self, what: str, find: Callable[[], Sequence[Host]]) -> Sequence[Host]:
+        return find() or await self.living.wait_allowed(what, find)
+
+    async def _find_node(self, what: str, strategy: NodeAffinitySchedulingStrategy, amounts: Amounts) -> Where:
+        host = self.living.by_node_id(strategy.node_id)
+        if host is not None and self.living.allowed(amounts, [host]):
+            return Where((host.name,))
+        if not strategy.soft:
+            why = f"node {strategy.node_id} {'is not alive' if host is None else f'has no {amounts.as_ray()}'}"
+            raise Unschedulable(what, why)
+        await self._wait(what, lambda: self.living.allowed(amounts))
+        return _ANYWHERE
+
+    def _allowed(self, amounts: Amounts, labels: Mapping[str, LabelOperator]) -> list[Host]:
+        return [host for host in self.living.allowed(amounts) if self._matches(host, labels)]
+
+    def _labelled(self, strategy: NodeLabelSchedulingStrategy, amounts: Amounts) -> list[Host]:
+        hosts = self._allowed(amounts, strategy.hard)
+        return [host for host in hosts if self._matches(host, strategy.soft)] or hosts
+
+    def _matches(self, host: Host, labels: Mapping[str, LabelOperator]) -> bool:
+        has = self.living.labels(host)
+        return all(operator.holds(has.get(key)) for key, operator in labels.items())
+
+
+def _strategy_of(options: Options) -> object:
+    """Return the strategy; None where it is to be the default."""
+    strategy = options.scheduling_strategy
+    if strategy is None or strategy == "DEFAULT":
+        return None
+    if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is None:
+        return None
+    return strategy
+
+
+def _names(hosts: Sequence[Host]) -> tuple[str, ...]:
+    return tuple([host.name for host in hosts])
+
+
+def _as_task_options(amounts: Amounts) -> dict[str, Any]:
+    """Return only what is not a native task's default."""
+    options: dict[str, Any] = {}
+    if amounts.cpus != 1:
+        options["cpus"] = amounts.cpus
+    if amounts.gpus:
+        options["gpus"] = amounts.gpus
+    if amounts.memory:
+        options["memory"] = amounts.memory
+    if amounts.custom:
+        options["custom"] = dict(amounts.custom)
+    return options
+
+
+def _group_env(options: Options) -> dict[str, str]:
+    strategy = options.scheduling_strategy
+    if not isinstance(strategy, PlacementGroupSchedulingStrategy) or strategy.placement_group is None:
+        return {}
+    return {GROUP_VARIABLE: f"{strategy.placement_group.id.hex()}:{int(strategy.captures_children)}"}
+
+
+def _device_env(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:
+    """Say which devices a proc sees: those it holds, or none of its host's."""
+    assert seat.host is not None
+    devices: Sequence[str] = seat.host.resources.gpus
+    if not devices:
+        return {}
+    if (env.get(NOSET_VARIABLE) or os.environ.get(NOSET_VARIABLE, "")) in ("", "0"):
+        devices = _held(seat.placement)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+
+
+def _held(placement: Placement | None) -> Sequence[str]:
+    return placement.spots[0].gpus if placement is not None else ()
