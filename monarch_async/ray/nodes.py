@@ -2,23 +2,34 @@
 
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_async.control.host import Host
 from monarch_async.mesh.cluster import cluster
-from monarch_async.ray.living import LivingHosts, address_of, node_id_of
+from monarch_async.ray.living import address_of, node_id_of
+from monarch_async.ray.placing import Placing
 from monarch_async.ray.runtime import current
 from monarch_async.scheduler.amounts import UNIT, total
 from monarch_async.scheduler.events import Held
 
 
-class NodeTable:
+class Nodes:
     """What the hub answers about nodes."""
 
-    def __init__(self, living: LivingHosts) -> None:
-        """Of these hosts."""
-        self._living = living
+    def __init__(self, placing: Placing) -> None:
+        """Of its hosts."""
+        self._living = placing.living
+
+    @property
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """What the hub is asked; ``src`` is the process that asks."""
+        return {
+            "nodes.rows": lambda src: self.rows(),
+            "nodes.totals": lambda src: self.totals(),
+            "nodes.available": lambda src: self.available(),
+            "nodes.available_by_node": lambda src: self.available_by_node(),
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each node, those that live first."""

@@ -1,22 +1,23 @@
 """Placement groups as programs have them: `placement_group`, and the `PlacementGroup` that names one.
 
-The groups themselves are at the hub (`monarch_async.ray.groups`). Making and removing one in the driver only tells it,
-so neither waits; one with a name waits to hear that the name was free.
+The groups themselves are at the hub (`monarch_async.ray.groups`). Making and removing one only tells it, in order, so
+neither waits; one with a name waits to hear that the name was free.
 """
 
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch_async.ray.amounts import Amounts
-from monarch_async.ray.groups import GROUP_VARIABLE, GroupRequest, own_groups
-from monarch_async.ray.runtime import current
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.group import GroupRequest
+from monarch_async.ray.groups import own_groups
+from monarch_async.ray.object_ref import ObjectRef
+from monarch_async.ray.payload import pack
+from monarch_async.ray.runtime import current, find
 from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
-
-if TYPE_CHECKING:
-    from monarch_async.ray.object_ref import ObjectRef
 
 VALID_PLACEMENT_GROUP_STRATEGIES = {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
 
@@ -84,10 +85,20 @@ class PlacementGroup:
         """How many bundles it has."""
         return len(self.bundle_specs)
 
-    def ready(self) -> "ObjectRef[PlacementGroup]":
+    def ready(self) -> ObjectRef["PlacementGroup"]:
         """Return a reference to this, which is there once the group is."""
-        number: int = _ask("placement_group.ready", self.id.binary())
-        return current().borrowed(number)
+        runtime = current()
+        entry = runtime.new_entry("PlacementGroup.ready")
+        runtime.post(lambda: runtime.start(self._follow(entry)))
+        return ObjectRef(entry)
+
+    async def _follow(self, entry: Entry) -> None:
+        try:
+            await entry.runtime.hub("placement_group.created", self.id.binary())
+        except Exception as error:
+            entry.fail(error)
+        else:
+            entry.complete(pack(self, "a placement group"))
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Wait until it is there; return whether that was in time."""
@@ -142,32 +153,27 @@ def placement_group(
     id, is_detached = os.urandom(16), lifetime == "detached"
     prefers = _soft_target_node_id or ""
     request = GroupRequest(id, specs, strategy, name, runtime.namespace, is_detached, prefers, labels)
-    groups = own_groups()
-    if groups is not None and not name:
-        runtime.post(groups.create, request)
-    else:
+    if name:
         _ask("placement_group.create", request)
+    else:
+        runtime.post(runtime.tell_hub, "placement_group.create", request)
     return PlacementGroup(PlacementGroupID(request.id), specs)
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
     """Remove a group: what runs there ends. Returns at once; twice is fine."""
-    groups = own_groups()
-    if groups is not None:
-        current().post(groups.remove, placement_group.id.binary())
-    else:
-        _ask("placement_group.remove", placement_group.id.binary())
+    runtime = current()
+    runtime.post(runtime.tell_hub, "placement_group.remove", placement_group.id.binary())
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
     """Return the group that has this name in the namespace. Raises ValueError where there is none."""
     if not placement_group_name:
         raise ValueError("expected the name of a placement group")
-    found = _ask("placement_group.find", placement_group_name, current().namespace)
+    found: GroupRequest | None = _ask("placement_group.find", placement_group_name, current().namespace)
     if found is None:
         raise ValueError(f"there is no placement group {placement_group_name!r} in this namespace")
-    id, specs = found
-    return PlacementGroup(PlacementGroupID(id), specs)
+    return PlacementGroup(PlacementGroupID(found.id), found.specs)
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
@@ -176,9 +182,10 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """Return the group that this process was placed in; None where it was in none, and in the driver."""
-    said = os.environ.get(GROUP_VARIABLE)
-    return PlacementGroup(PlacementGroupID.from_hex(said.partition(":")[0])) if said else None
+    """Return the group in which the task or actor runs that asks; None where it is in none, and in the driver."""
+    runtime = find()
+    id = runtime.context.placement_group if runtime is not None else ""
+    return PlacementGroup(PlacementGroupID.from_hex(id)) if id else None
 
 
 class _Options(Protocol):
@@ -192,12 +199,13 @@ Said = TypeVar("Said", bound=_Options)
 def with_strategy_here(options: Said, amounts: Amounts, what: str) -> Said:
     """Return the options of something that is started here, with what it inherits, after a check.
 
-    Where nothing is said of where it goes, that is the group of this process, if that captures what is started in it.
+    Where nothing is said of where it goes, that is the group of who starts it, if that captures what is started there.
     Raises ValueError where the group has no such bundle, or none that is large enough for ``amounts``.
     """
     strategy = options.scheduling_strategy
     if strategy is None or strategy == "DEFAULT":
-        if not os.environ.get(GROUP_VARIABLE, "").endswith(":1"):
+        runtime = find()
+        if runtime is None or not runtime.context.captures:
             return options
         strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), -1, True)
         options = replace(options, scheduling_strategy=strategy)  # type: ignore[type-var]  # they are dataclasses

@@ -27,7 +27,8 @@ from monarch_async.ray.exceptions import (
     TaskPlacementGroupRemoved,
     TaskUnschedulableError,
 )
-from monarch_async.ray.groups import GROUP_VARIABLE, Group, GroupRemoved, PlacementGroups
+from monarch_async.ray.group import Group, GroupRemoved
+from monarch_async.ray.groups import PlacementGroups
 from monarch_async.ray.living import LivingHosts
 from monarch_async.ray.seat import Seat
 from monarch_async.ray.strategies import (
@@ -111,7 +112,7 @@ class Placing:
     async def room_for_task(self, options: Options) -> dict[str, Any]:
         """Return keyword arguments for a native task: what it takes, and where it may run.
 
-        ``env`` among them is to be part of that of the worker. Waits for the placement group, and for a host on which
+        Waits for the placement group, and for a host on which
         it fits. Raises TaskPlacementGroupRemoved, TaskUnschedulableError where it is bound to a node that is gone, and
         ValueError where no bundle is large enough.
         """
@@ -122,7 +123,7 @@ class Placing:
             where = await self._find("a task", options, amounts)
             if where.group is not None:
                 await where.group.wait_created()
-                return _as_task_options(amounts) | self._in_group(where.group, where.bundle, amounts, options)
+                return _as_task_options(amounts) | self._in_group(where.group, where.bundle, amounts)
         except GroupRemoved as error:
             raise TaskPlacementGroupRemoved(f"{error} was removed") from None
         except Unschedulable as error:
@@ -131,9 +132,9 @@ class Placing:
             return _as_task_options(amounts) | {"hosts": (self._next_spread(amounts, where.hosts).name,)}
         return _as_task_options(amounts) | ({"hosts": where.hosts} if where.hosts else {})
 
-    def _in_group(self, group: Group, bundle: int, amounts: Amounts, options: Options) -> dict[str, Any]:
+    def _in_group(self, group: Group, bundle: int, amounts: Amounts) -> dict[str, Any]:
         placement, part = group.spot(bundle if bundle >= 0 else group.choose(amounts))
-        return {"placement": placement, "bundle": part, "env": _group_env(options)}
+        return {"placement": placement, "bundle": part}
 
     def _next_spread(self, amounts: Amounts, names: Sequence[str]) -> Host:
         hosts = self.living.allowed(amounts, self.living.open_hosts()) or self.living.allowed(amounts)
@@ -163,8 +164,7 @@ class Placing:
         try:
             await self._seat(seat, options)
             assert seat.host is not None
-            own = {**_group_env(options), **_device_env(seat, env), **env}
-            procs = HostMesh([seat.host]).spawn_procs(name=name, env=own, cwd=cwd)
+            procs = HostMesh([seat.host]).spawn_procs(name=name, env={**_device_env(seat, env), **env}, cwd=cwd)
         except BaseException as error:
             await seat.give_back()
             if isinstance(error, GroupRemoved):
@@ -292,13 +292,6 @@ def _as_task_options(amounts: Amounts) -> dict[str, Any]:
     if amounts.custom:
         options["custom"] = dict(amounts.custom)
     return options
-
-
-def _group_env(options: Options) -> dict[str, str]:
-    strategy = options.scheduling_strategy
-    if not isinstance(strategy, PlacementGroupSchedulingStrategy) or strategy.placement_group is None:
-        return {}
-    return {GROUP_VARIABLE: f"{strategy.placement_group.id.hex()}:{int(strategy.captures_children)}"}
 
 
 def _device_env(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:

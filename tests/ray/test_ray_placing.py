@@ -16,7 +16,7 @@ from monarch_async.ray.exceptions import (
     TaskPlacementGroupRemoved,
     TaskUnschedulableError,
 )
-from monarch_async.ray.groups import GROUP_VARIABLE, Group, GroupRequest
+from monarch_async.ray.group import Group, GroupRequest
 from monarch_async.ray.living import node_id_of
 from monarch_async.ray.options import ActorOptions, TaskOptions, check_actor_options, check_task_options
 from monarch_async.ray.placement_group import PlacementGroup, PlacementGroupID
@@ -107,8 +107,8 @@ def make_group(placing: Placing, *specs: dict[str, float], **more: Any) -> tuple
     return PlacementGroup(PlacementGroupID(request.id), specs), placing.groups.get(request.id)
 
 
-def within(group: PlacementGroup, bundle: int = -1, captures: bool = False) -> PlacementGroupSchedulingStrategy:
-    return PlacementGroupSchedulingStrategy(group, bundle, captures)
+def within(group: PlacementGroup, bundle: int = -1) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, bundle)
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -239,12 +239,11 @@ async def test_actors_and_tasks_in_a_group(placing: Placing) -> None:
     named, group = make_group(placing, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, strategy="STRICT_PACK")
     second = await spawn(placing, actor(num_gpus=1, scheduling_strategy=within(named, 1)))
     env = await env_of(second)
-    assert (env["CUDA_VISIBLE_DEVICES"], env[GROUP_VARIABLE]) == ("1", f"{named.id.hex()}:0")
+    assert env["CUDA_VISIBLE_DEVICES"] == "1"
     room = await placing.room_for_task(task(num_gpus=1, scheduling_strategy=within(named)))
     assert (room["placement"], room["bundle"], room["gpus"]) == (group.spots[0][0], 0, 1)  # type: ignore[index]
-    any_bundle = await spawn(placing, actor(num_gpus=1, scheduling_strategy=within(named, captures=True)))
-    env = await env_of(any_bundle)
-    assert (env["CUDA_VISIBLE_DEVICES"], env[GROUP_VARIABLE]) == ("0", f"{named.id.hex()}:1")
+    any_bundle = await spawn(placing, actor(num_gpus=1, scheduling_strategy=within(named)))
+    assert (await env_of(any_bundle))["CUDA_VISIBLE_DEVICES"] == "0"
     await end(second)
     await end(any_bundle)
 
@@ -284,8 +283,7 @@ async def test_removing_a_group_ends_what_runs_in_it(placing: Placing) -> None:
 
 async def test_a_task_in_a_removed_group_ends(placing: Placing) -> None:
     named, _ = make_group(placing, {"CPU": 1.0})
-    room = await placing.room_for_task(task(scheduling_strategy=within(named, 0, captures=True)))
-    assert room["env"] == {GROUP_VARIABLE: f"{named.id.hex()}:1"}
+    room = await placing.room_for_task(task(scheduling_strategy=within(named, 0)))
     future = ma.task(sleep_long, **room).submit()
     await asyncio.wait([future], timeout=0.5)
     placing.groups.remove(named.id.binary())
