@@ -24,6 +24,7 @@ side is translated by `as_ray_error`, which keeps its text: last lines of stderr
 """
 
 import asyncio
+import copy
 
 from monarch_async import errors
 from monarch_async.ray.task_error import RayError, RayTaskError
@@ -288,13 +289,16 @@ def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Excepti
     """Return what the native side has raised as an error of `ray.exceptions`.
 
     Args:
-        error: any exception; what is of this file already, or neither native nor a cancellation, comes back as it is.
+        error: any exception. Of what is of this file already comes another of the same; what is neither that nor native
+            nor a cancellation comes back as it is.
         what: names the task, or the method and its actor, in texts.
         actor_id: as hex, where ``what`` is an actor's.
     """
     match error:
+        case RayTaskError():
+            return error.as_instanceof_cause()
         case RayError():
-            return error
+            return copy.copy(error)  # each `get` has one of its own: the frames that it goes through are kept in it
         case RemoteError():
             told = RayTaskError(what, error.traceback, error.__cause__, None, None, error.host, None, actor_id or None)
             return told.as_instanceof_cause()
@@ -318,6 +322,20 @@ def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Excepti
             return RaySystemError(f"{what} ended with {type(error).__name__}: {error}")
 
 
+def as_birth_error(error: BaseException, what: str, actor_id: str) -> ActorDiedError:
+    """Return why an actor has never lived: what its ``__init__`` (``what``) raised, or how its process ended."""
+    match error:
+        case ActorDiedError():
+            return copy.copy(error)
+        case RayTaskError():
+            told = error
+        case RemoteError() | errors.ActorDied() if error.__cause__ is not None or isinstance(error, RemoteError):
+            told = RayTaskError(what, error.traceback, error.__cause__, None, None, error.host, None, actor_id)
+        case _:
+            return ActorDiedError(f"the actor never lived: {error}", actor_id)
+    return ActorDiedError(told, actor_id)
+
+
 def _actor_lost(error: Exception, what: str, actor_id: str) -> Exception:
     return ActorDiedError(f"{what} has no answer: {error}", actor_id, isinstance(error, errors.Preempted))
 
@@ -339,5 +357,5 @@ def _task_lost(error: Exception, what: str) -> Exception:
 
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, RayError)]
-__all__ += ["as_ray_error"]
+__all__ += ["as_birth_error", "as_ray_error"]
 __all__.remove("_Told")

@@ -10,6 +10,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from monarch_async.ray.runtime_env import RuntimeEnv, check_runtime_env
+from monarch_async.ray.strategies import (
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+_STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +260,8 @@ def _label_selector(name: str, value: Any) -> dict[str, str] | None:
         _of(str, f"a key of {name}", key)
         _of(str, f"{name}[{key!r}]", wanted)
         if wanted.startswith("!") or "(" in wanted:
-            way = "only equality is offered; filter the hosts' labels and say scheduling_strategy=NodeAffinity..."
-            raise NotImplementedError(f"{name}[{key!r}]={wanted!r}: {way}")
+            way = "scheduling_strategy=NodeLabelSchedulingStrategy({...: NotIn(...)}) says the same"
+            raise NotImplementedError(f"{name}[{key!r}]={wanted!r}: only equality is offered here; {way}")
     return value
 
 
@@ -264,15 +271,13 @@ def _strategy(name: str, value: Any) -> object:
             raise ValueError(
                 f'{name}={value!r}: expected "DEFAULT", "SPREAD" or a strategy of util.scheduling_strategies'
             )
-    elif value is not None and not type(value).__name__.endswith("SchedulingStrategy"):
+    elif value is not None and not isinstance(value, _STRATEGIES):
         raise TypeError(f"{name}={value!r}: expected a text or a strategy, got {type(value).__name__}")
     return value
 
 
 def _older_strategy(given: Mapping[str, Any]) -> object:
     """Return the strategy that ``placement_group=`` and its two companions are another way to say."""
-    from monarch_async.ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
     group = given.get("placement_group", "default")
     if group == "default":
         return given.get("scheduling_strategy")
@@ -280,8 +285,6 @@ def _older_strategy(given: Mapping[str, Any]) -> object:
         raise ValueError(
             "placement_group= and scheduling_strategy= were both given: say the group in the strategy alone"
         )
-    if group is None:
-        return "DEFAULT"
     index = given.get("placement_group_bundle_index", -1)
     return PlacementGroupSchedulingStrategy(group, index, given.get("placement_group_capture_child_tasks"))
 
@@ -331,7 +334,7 @@ _PLACED: dict[str, _Check] = {
     "enable_task_events": _hint(bool),
     "_labels": _hint(dict),
     "accelerator_type": _not_offered(
-        "label the hosts (ma.local_hosts(labels=...), `monarch-async host --label`) and say label_selector={...}"
+        "label the hosts (`ma.Resources(labels=...)`, `MONARCH_ASYNC_RESOURCES`) and say label_selector={...}"
     ),
     "fallback_strategy": _not_offered("try again with other options where the first cannot be placed"),
 }

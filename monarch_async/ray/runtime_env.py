@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 _START = "start the hosts (or the driver, for hosts of its own) inside the environment that workers are to have"
-_PROFILE = "start the program, or a host, under the profiler; `monarch-async` has tracing of its own"
+_PROFILE = "start the program, or a host, under the profiler; py-spy attaches to any worker"
 _NATIVE: dict[str, str] = {
     "pip": _START,
     "uv": _START,

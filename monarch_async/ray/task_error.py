@@ -8,6 +8,7 @@ arguments and its fields without the constructor, each where it can travel, else
 The text needs nothing of all that and is always there.
 """
 
+import asyncio
 import os
 import pickle
 import socket
@@ -64,8 +65,11 @@ class RayTaskError(RayError):
         return _joined(self._facts(), self.cause)
 
     def for_future(self) -> "RayTaskError":
-        """Return the same for an asyncio future, which takes no StopIteration: that one is a plain `RayTaskError`."""
-        if isinstance(self.cause, StopIteration):
+        """Return the same for a coroutine or an asyncio future; a plain `RayTaskError` for what means something there.
+
+        Those are StopIteration, which neither may raise, and CancelledError, which would look like one's own.
+        """
+        if isinstance(self.cause, StopIteration | asyncio.CancelledError):
             return _plain(self._facts(), self.cause)
         return self.as_instanceof_cause()
 
@@ -142,8 +146,8 @@ _joined_classes: dict[type, type[RayTaskError]] = {}
 
 
 def _class_of_both(original: type[BaseException]) -> type[RayTaskError]:
-    if issubclass(original, RayTaskError) or not issubclass(original, Exception):
-        return RayTaskError  # SystemExit, KeyboardInterrupt and CancelledError would end more than the `get`
+    if issubclass(original, RayTaskError) or not issubclass(original, Exception | asyncio.CancelledError):
+        return RayTaskError  # SystemExit and KeyboardInterrupt would end more than the `get`
     found = _joined_classes.get(original)
     if found is None:
         namespace = {name: vars(RayTaskError)[name] for name in _OWN}

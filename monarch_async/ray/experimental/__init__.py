@@ -1,0 +1,1 @@
+"""Of Ray's experimental parts `experimental.state.api` alone."""

@@ -1,0 +1,1 @@
+"""The state of actors and nodes as rows: see `api`."""
