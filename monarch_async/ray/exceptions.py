@@ -273,13 +273,13 @@ class RpcError(_Told):
     """A message to another process failed."""
 
 
-class ActorAlreadyExistsError(ValueError, _Told):
+class ActorAlreadyExistsError(_Told, ValueError):
     """The name of an actor is taken."""
 
     standing = "an actor of this name is there already"
 
 
-class ActorHandleNotFoundError(ValueError, _Told):
+class ActorHandleNotFoundError(_Told, ValueError):
     """There is no actor of that name, or a handle's actor is of another cluster."""
 
     standing = "there is no such actor"

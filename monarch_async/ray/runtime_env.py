@@ -175,5 +175,5 @@ def _directory(name: str, path: object) -> str:
 def _modules(given: object) -> list[str]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"runtime_env['py_modules']={given!r}: expected a list of directories or modules")
-    paths = [next(iter(each.__path__), None) if isinstance(each, ModuleType) else each for each in given]
+    paths = [next(iter(getattr(each, "__path__", ())), None) if isinstance(each, ModuleType) else each for each in given]
     return [_directory("py_modules", path) for path in paths]
