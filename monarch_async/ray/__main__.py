@@ -50,7 +50,8 @@ def _run(program: str, is_module: bool) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
     if not os.path.exists(program):
-        raise SystemExit(f"{sys.executable}: can't open file {os.path.abspath(program)!r}: there is none")
+        print(f"{sys.executable}: cannot open {os.path.abspath(program)!r}: there is no such file", file=sys.stderr)
+        raise SystemExit(2)
     sys.path[0] = os.path.dirname(os.path.realpath(program))
     runpy.run_path(program, run_name="__main__")
 

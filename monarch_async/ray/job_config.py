@@ -1,8 +1,11 @@
 """`JobConfig`: what `init(job_config=...)` takes; its runtime_env and namespace count, the rest is Ray's own affair."""
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_async.ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from monarch_async.ray.runtime_env import RuntimeEnv, check_runtime_env
 
 
@@ -37,3 +40,17 @@ class JobConfig:
     def set_metadata(self, key: str, value: str) -> None:
         """Note something; nobody reads it."""
         self.metadata[key] = value
+
+
+def runtime_env_of_job() -> Mapping[str, Any]:
+    """Return the runtime_env that whoever has started this driver hands it by an environment variable, as JSON.
+
+    Raises ValueError where that is no JSON.
+    """
+    text = os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR)
+    if not text:
+        return {}
+    try:
+        return json.loads(text).get("runtime_env") or {}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"the variable {RAY_JOB_CONFIG_JSON_ENV_VAR} holds no configuration: {error}") from error

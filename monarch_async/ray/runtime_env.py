@@ -61,7 +61,7 @@ class RuntimeEnv(dict[str, Any]):
             raise TypeError(f"runtime_env['worker_process_setup_hook']={hook!r}: expected a function or its name")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (dict(self),)
+        return restored, (dict(self),)
 
     @property
     def env(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ def merge(outer: RuntimeEnv | None, own: RuntimeEnv | None) -> RuntimeEnv:
     if not outer or not own:
         return own or outer or RuntimeEnv()
     merged = {**outer, **own, "env_vars": {**outer.get("env_vars", {}), **own.get("env_vars", {})}}
-    return _remade(merged)
+    return restored(merged)
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -141,8 +141,8 @@ def _value_of(match: re.Match[str]) -> str:
     return os.environ.get(match[1], "")
 
 
-def _remade(checked: Mapping[str, Any]) -> RuntimeEnv:
-    """Return one of what was checked before: its directories need not be there in this process."""
+def restored(checked: Mapping[str, Any]) -> RuntimeEnv:
+    """Return one of what was checked before, in another process: its directories need not be there in this one."""
     made = RuntimeEnv()
     made.update(checked)
     return made
@@ -175,5 +175,8 @@ def _directory(name: str, path: object) -> str:
 def _modules(given: object) -> list[str]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"runtime_env['py_modules']={given!r}: expected a list of directories or modules")
-    paths = [next(iter(getattr(each, "__path__", ())), None) if isinstance(each, ModuleType) else each for each in given]
-    return [_directory("py_modules", path) for path in paths]
+    return [_directory("py_modules", _path_of(each) if isinstance(each, ModuleType) else each) for each in given]
+
+
+def _path_of(module: ModuleType) -> object:
+    return next(iter(getattr(module, "__path__", ())), None)
