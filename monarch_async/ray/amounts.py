@@ -99,11 +99,11 @@ def of_task(options: Asked) -> Amounts:
 def of_actor(options: Asked) -> Amounts:
     """Return what an actor holds for as long as it lives: nothing, where nothing was asked.
 
-    One cpu as well where it asks for something else, but says nothing of cpus.
+    One cpu as well where it says something of gpus or ``resources``, but nothing of cpus.
     """
     cpus = options.num_cpus
     if cpus is None:
-        cpus = 1.0 if options.num_gpus is not None or options.memory is not None or options.resources else 0.0
+        cpus = 1.0 if options.num_gpus is not None or options.resources else 0.0
     return _cached(cpus, options.num_gpus or 0, options.memory or 0, _pairs(options.resources))
 
 

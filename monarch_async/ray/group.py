@@ -206,12 +206,12 @@ class Group:
 
     def row(self) -> dict[str, Any]:
         """Return what Ray's table says of a group."""
-        nodes = [node_id_of(spot[0].spots[spot[1]].host.id) if spot else "" for spot in self.spots]
+        nodes = [node_id_of(spot[0].spots[spot[1]].host.id) if spot is not None else "" for spot in self.spots]
         return {
             "placement_group_id": self.request.id.hex(),
             "name": self.request.name,
             "bundles": dict(enumerate(self.request.specs)),
-            "bundles_to_node_id": dict(enumerate(nodes if not self.is_removed else [""] * len(nodes))),
+            "bundles_to_node_id": dict(enumerate(nodes)),
             "strategy": self.request.strategy,
             "state": self.state,
             "stats": {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_async.control.host import Host
-from monarch_async.ray.exceptions import TaskPlacementGroupRemoved
+from monarch_async.ray.exceptions import RaySystemError, TaskPlacementGroupRemoved
 from monarch_async.ray.group import Group, GroupRemoved, GroupRequest
 from monarch_async.ray.living import LivingHosts
 
@@ -42,10 +42,11 @@ class PlacementGroups:
         _own = self
 
     def create(self, request: GroupRequest) -> None:
-        """Make one. Raises ValueError where its name is taken in its namespace."""
+        """Make one. Raises RaySystemError where its name is taken in its namespace."""
         key = (request.namespace, request.name)
         if request.name and key in self._named:
-            raise ValueError(f"there is a placement group {request.name!r} in namespace {request.namespace!r} already")
+            where = f"namespace {request.namespace!r}"
+            raise RaySystemError(f"there is a placement group {request.name!r} in {where} already")
         group = self._groups[request.id] = Group(request, self._living)
         if request.name:
             self._named[key] = group
@@ -87,12 +88,17 @@ class PlacementGroups:
         group = self._groups.get(id)
         return group is not None and group.state == "CREATED"
 
+    def is_removed(self, id: bytes) -> bool:
+        """Whether a group has ended, or never was."""
+        group = self._groups.get(id)
+        return group is None or group.is_removed
+
     async def wait(self, id: bytes, timeout: float | None) -> bool:
-        """Wait until a group is there; return whether it is. ``timeout``: in seconds."""
+        """Wait until a group is there; return whether it is. ``timeout``: in seconds. Raises as `wait_created`."""
         try:
             async with asyncio.timeout(timeout):
-                await self.get(id).wait_created()
-        except (TimeoutError, GroupRemoved):
+                await self.wait_created(id)
+        except TimeoutError:
             return False
         return True
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch_async.control.host import Host
 from monarch_async.mesh.cluster import cluster
+from monarch_async.mesh.domain import active_domain
 from monarch_async.ray.living import address_of, node_id_of
 from monarch_async.ray.placing import Placing
 from monarch_async.ray.runtime import current
@@ -20,6 +21,7 @@ class Nodes:
     def __init__(self, placing: Placing) -> None:
         """Of its hosts."""
         self._living = placing.living
+        self._store_bytes = active_domain().router.config.store_bytes  # its agents have the same, as a rule
 
     @property
     def operations(self) -> dict[str, Callable[..., Any]]:
@@ -52,8 +54,13 @@ class Nodes:
     def _resources(self, host: Host) -> dict[str, float]:
         there = host.resources
         plain = {"CPU": there.cpus, "GPU": float(len(there.gpus)), "memory": float(there.memory)}
+        return {name: amount for name, amount in {**plain, **there.custom, **self._named(host)}.items() if amount}
+
+    def _named(self, host: Host) -> dict[str, float]:
+        """Return the resources that nothing ever holds: which node it is, and what it has for objects."""
+        store = self._store_bytes or host.resources.memory * 3 // 10
         named = self._living.node_resources(host)
-        return {name: amount for name, amount in {**plain, **there.custom, **named}.items() if amount}
+        return {"object_store_memory": float(store), **named} if store else named
 
     def totals(self) -> dict[str, float]:
         """Return what all nodes that live have together."""
@@ -63,7 +70,7 @@ class Nodes:
         """Return what nobody holds now on each node that lives, by node id."""
         free = {row.host: _as_ray(row.free) for row in (await cluster().holdings()).hosts}
         return {
-            node_id_of(host.id): {**free.get(host.id, {}), **self._living.node_resources(host)}
+            node_id_of(host.id): {**free.get(host.id, {}), **self._named(host)}
             for host in self._living.hosts
         }
 

@@ -101,7 +101,7 @@ class PlacementGroup:
             entry.complete(pack(self, "a placement group"))
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Wait until it is there; return whether that was in time."""
+        """Wait until it is there; return whether that was in time. Raises TaskPlacementGroupRemoved."""
         groups = own_groups()
         if groups is not None and groups.is_created(self.id.binary()):
             return True
@@ -247,7 +247,7 @@ def _checked_bundles(bundles: object) -> tuple[dict[str, float], ...]:
             raise ValueError(f"{bundle!r} of bundles: GPU is a whole number, or a fraction of one")
         if 0 < bundle.get("memory", 1) < 1:
             warnings.warn(f"{bundle!r} of bundles: memory is in bytes", stacklevel=3)
-    return tuple([{name: float(amount) for name, amount in bundle.items() if amount} for bundle in bundles])
+    return tuple([{name: float(amount) for name, amount in bundle.items()} for bundle in bundles])
 
 
 def _checked_labels(selectors: list[dict[str, str]] | None, count: int) -> dict[str, str]:

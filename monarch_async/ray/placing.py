@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch_async.control.host import Host
-from monarch_async.errors import Unschedulable
+from monarch_async.errors import Error, Unschedulable
 from monarch_async.mesh.cluster import cluster
 from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.host_mesh import HostMesh
-from monarch_async.mesh.placement import Placement
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.amounts import Amounts, Asked, of_actor, of_task
 from monarch_async.ray.exceptions import (
@@ -132,6 +131,19 @@ class Placing:
             return _as_task_options(amounts) | {"hosts": (self._next_spread(amounts, where.hosts).name,)}
         return _as_task_options(amounts) | ({"hosts": where.hosts} if where.hosts else {})
 
+    def error_of(self, options: Options, error: BaseException) -> BaseException:
+        """Return what a native error of a task means: that its placement group was removed, where that is so."""
+        strategy = _strategy_of(options)
+        if not isinstance(strategy, PlacementGroupSchedulingStrategy) or not isinstance(error, Error):
+            return error
+        assert strategy.placement_group is not None
+        id = strategy.placement_group.id.binary()
+        if not self.groups.is_removed(id):
+            return error
+        removed = TaskPlacementGroupRemoved(f"placement group {id.hex()} was removed")
+        removed.__cause__ = error
+        return removed
+
     def _in_group(self, group: Group, bundle: int, amounts: Amounts) -> dict[str, Any]:
         placement, part = group.spot(bundle if bundle >= 0 else group.choose(amounts))
         return {"placement": placement, "bundle": part}
@@ -211,9 +223,10 @@ class Placing:
         try:
             await self._hold(seat, demand)
         except Unschedulable:
-            if group.is_removed:
-                raise GroupRemoved(str(group)) from None
-            raise
+            if not group.is_removed:
+                raise
+        if group.is_removed:  # perhaps it was granted what those before it gave back as they were ended
+            raise GroupRemoved(str(group))
 
     async def _hold(self, seat: Seat, demand: Demand) -> None:
         """Have what an actor takes. Where that ends before it, as its placement group does, the proc is ended."""
@@ -295,15 +308,8 @@ def _as_task_options(amounts: Amounts) -> dict[str, Any]:
 
 
 def _device_env(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:
-    """Say which devices a proc sees: those it holds, or none of its host's."""
-    assert seat.host is not None
-    devices: Sequence[str] = seat.host.resources.gpus
-    if not devices:
+    """Say which devices a proc sees: those it holds. One that holds none sees what its host does, as under Ray."""
+    devices = seat.placement.spots[0].gpus if seat.placement is not None else ()
+    if not devices or (env.get(NOSET_VARIABLE) or os.environ.get(NOSET_VARIABLE, "")) not in ("", "0"):
         return {}
-    if (env.get(NOSET_VARIABLE) or os.environ.get(NOSET_VARIABLE, "")) in ("", "0"):
-        devices = _held(seat.placement)
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-
-
-def _held(placement: Placement | None) -> Sequence[str]:
-    return placement.spots[0].gpus if placement is not None else ()

@@ -38,8 +38,8 @@ class NodeAffinitySchedulingStrategy:
     def __init__(
         self, node_id: str, soft: bool, _spill_on_unavailable: bool = False, _fail_on_unavailable: bool = False
     ) -> None:
-        if not isinstance(node_id, str):
-            raise TypeError(f"node_id={node_id!r}: expected the id of a node, in hexadecimal digits")
+        if len(node_id) != 56 or set(node_id) - set("0123456789abcdef"):
+            raise ValueError(f"node_id={node_id!r}: expected the id of a node, 56 hexadecimal digits: see nodes()")
         if _spill_on_unavailable or _fail_on_unavailable:
             raise NotImplementedError(
                 "_spill_on_unavailable and _fail_on_unavailable: not offered; natively, Demand(prefers=[host]) prefers"
@@ -92,7 +92,7 @@ LabelOperator: TypeAlias = In | NotIn | Exists | DoesNotExist
 def _checked(values: tuple[str, ...]) -> list[str]:
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"{value!r}: expected the value of a label, a text")
+            raise ValueError(f"{value!r}: expected the value of a label, a text")
     return list(values)
 
 
