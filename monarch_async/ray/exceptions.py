@@ -17,7 +17,7 @@
     ├── PendingCallsLimitExceeded     more calls wait than max_pending_calls
     ├── ActorAlreadyExistsError, ActorHandleNotFoundError (also ValueError)
     ├── RaySystemError                what should not happen
-    └── AsyncioActorExit, ObjectRefStreamEndOfStreamError, ...
+    └── AsyncioActorExit, ObjectRefStreamEndOfStreamError, RayChannelError, ...
 
 Texts say what, which and why; where there is something to do about it, they say that too. What comes from the native
 side is translated by `as_ray_error`, which keeps its text: last lines of stderr, the signal, who holds what.
@@ -271,6 +271,22 @@ class UnserializableException(_Told):
 
 class RpcError(_Told):
     """A message to another process failed."""
+
+
+class AuthenticationError(_Told):
+    """A token is wrong."""
+
+
+class RayChannelError(RaySystemError):
+    """Of compiled graphs, as the two below: there are none here, but programs name them."""
+
+
+class RayChannelTimeoutError(RayChannelError, TimeoutError):
+    """Of compiled graphs."""
+
+
+class RayCgraphCapacityExceeded(RaySystemError):
+    """Of compiled graphs."""
 
 
 class ActorAlreadyExistsError(_Told, ValueError):

@@ -36,7 +36,6 @@ _WAYS: dict[str, str] = {
     "widgets": "`monarch-async status`",
     "LoggingConfig": "logging.basicConfig in the program; workers' output comes with their names before it",
     "DynamicObjectRefGenerator": 'num_returns="streaming", whose items can be read while the task runs',
-    "util.state": "ray.experimental.state.api has get_actor and list_actors; `monarch-async status` shows all",
     "util.multiprocessing": "`ma.submit`, or concurrent.futures on one host",
     "util.joblib": "`ma.submit`",
     "util.dask": "`ma.submit`",
