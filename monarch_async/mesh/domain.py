@@ -137,6 +137,11 @@ class Domain:
         """Further requests to this process, by operation: called with (src, call, *arguments). See `answer`."""
         raise NotImplementedError
 
+    @property
+    def on_gone(self) -> list[Callable[[Exit], None]]:
+        """Told the exit of every proc and host that this process has to do with, before owners are."""
+        raise NotImplementedError
+
     def answer(self, dst: int, call: int, value: object) -> None:
         """Answer a request, as msgpack."""
         raise NotImplementedError

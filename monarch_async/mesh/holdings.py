@@ -46,7 +46,7 @@ class Holdings:
     def __init__(self, router: "Router", requests: Requests, find_agent: Callable[[int], int]) -> None:
         """``find_agent`` says which agent to ask about objects of this home (0: that are new). It may raise Closed."""
         self._router, self._requests, self._find_agent = router, requests, find_agent
-        self._thread = get_ident()
+        self.thread = get_ident()  #: the loop's
         self._by_id: dict[bytes, Holding] = {}
         self._lock = threading.RLock()  # of `_by_id`; a collection while it is held may only schedule
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,7 +93,7 @@ class Holdings:
             keeper = holding.live_keeper()
             if keeper is None:
                 keeper = self._make_keeper(holding, inner)
-        if is_new and get_ident() == self._thread:
+        if is_new and get_ident() == self.thread:
             self._hold(holding)
         elif is_new:
             self._router.call_soon(self._hold, holding)

@@ -11,6 +11,7 @@ from monarch_async.control.membership import HostEvent
 from monarch_async.control.placer import Placer
 from monarch_async.control.remote_placer import RemoteHolders
 from monarch_async.control.supervision import Failure
+from monarch_async.control.worker import Exit
 from monarch_async.errors import Closed, Error, HostLost
 from monarch_async.ids import AGENT, address, host_of
 from monarch_async.mesh.console import Console
@@ -51,6 +52,11 @@ class Program(Domain):
     def operations(self) -> dict[str, Callable[..., None]]:
         """The controller's."""
         return self.controller.operations
+
+    @property
+    def on_gone(self) -> list[Callable[[Exit], None]]:
+        """The controller's."""
+        return self.controller.on_gone
 
     def answer(self, dst: int, call: int, value: object) -> None:
         """As the controller does."""

@@ -35,6 +35,7 @@ class WorkerDomain(Domain):
         """``spec``: what the agent said of this proc."""
         super().__init__(proc.router)
         self._proc = proc
+        self._on_gone: list[Callable[[Exit], None]] = []
         self.root, self.home = spec["root"], spec["home"]
         self.lease = spec.get("lease", 0), spec.get("lease_name", "")
         self._placer = RemotePlacer(self.requests, self.root)
@@ -63,6 +64,11 @@ class WorkerDomain(Domain):
     def operations(self) -> dict[str, Callable[..., None]]:
         """The proc's."""
         return self._proc.operations
+
+    @property
+    def on_gone(self) -> list[Callable[[Exit], None]]:
+        """Its own."""
+        return self._on_gone
 
     def answer(self, dst: int, call: int, value: object) -> None:
         """As the proc does."""
@@ -139,6 +145,8 @@ class WorkerDomain(Domain):
 
     def _exited(self, exit: Exit) -> None:
         if not self.is_old(exit):
+            for told in self._on_gone:
+                told(exit)
             self.exited(exit, lose(self.router, exit) > 0)
 
     async def _release(self, instance: Instance) -> None:

@@ -50,17 +50,19 @@ class Children:
 
     def awaited(self) -> None:
         """One of them is waited for (C3)."""
-        self._waiting += 1
-        if self._waiting == 1 and self._lend is not None:
-            self._lend(True)
+        self.lend(True)
+
+    def lend(self, is_waiting: bool) -> None:
+        """The owner begins to wait for others by means of its own, or has ended that (C3)."""
+        self._waiting += 1 if is_waiting else -1
+        if self._lend is not None and self._waiting == (1 if is_waiting else 0):
+            self._lend(is_waiting)
 
     def remove(self, future: "ChildFuture[Any]") -> None:
         """A task has ended."""
         self._futures.discard(future)
         if future.is_awaited:
-            self._waiting -= 1
-            if self._waiting == 0 and self._lend is not None:
-                self._lend(False)
+            self.lend(False)
         if self.is_of_task and not future.cancelled() and future.exception_unseen() is not None:
             self._failed.append(future)
 

@@ -20,6 +20,7 @@ class Submitted:
         poison: it is set aside after ending so many workers.
         home: the host that has most bytes of its arguments, where they are worth a detour; 0: any.
         is_interruptible: it can be cancelled while it runs (a coroutine); else its worker must be ended.
+        goes_first: before all that wait: others wait for it that hold room.
     """
 
     task: int
@@ -28,6 +29,7 @@ class Submitted:
     poison: int = 3
     home: int = 0
     is_interruptible: bool = False
+    goes_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,15 @@ class TaskPool:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: TaskFunction,
+        options: CheckedOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        goes_first: bool = False,
     ) -> TaskFuture[Any]:
-        """Take a task. Raises PicklingError, Poisoned where the same is in quarantine, Closed."""
-        return self._accept(function, options, args, kwargs).future
+        """Take a task. ``goes_first``: others wait for it. Raises PicklingError, Poisoned where it is set aside, Closed."""
+        return self._accept(function, options, args, kwargs, goes_first).future
 
     def stream(
         self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -98,7 +103,12 @@ class TaskPool:
         return items
 
     def _accept(
-        self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: TaskFunction,
+        options: CheckedOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        goes_first: bool = False,
     ) -> SentTask:
         if self._is_closed:
             raise Closed(f"task {function.name}", "its program has left its hosts")
@@ -122,7 +132,8 @@ class TaskPool:
             task.items = TaskItems(self.router, what)
             task.items.follow(future)
         is_interruptible = function.is_coroutine or function.is_stream
-        self.feed(Submitted(number, options.shape, options.retries, options.poison, home, is_interruptible))
+        shape, retries, poison = options.shape, options.retries, options.poison
+        self.feed(Submitted(number, shape, retries, poison, home, is_interruptible, goes_first))
         return task
 
     def _encode(

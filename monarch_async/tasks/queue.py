@@ -22,9 +22,9 @@ Invariants
     Q2. It is sent at most once more than it has retries, and not again once something of it has been seen.
     Q3. Only deaths that it may have caused count for its poisoning: of workers it ran on, not by our own hand, not of
         their hosts. (Those use up a retry all the same: what it did until then may have had effects.)
-    Q4. Tasks of a shape begin in the order of submission, except: one that lost its worker goes first, one that raised
-        last; and one whose arguments are on a host may pass up to `LOOKAHEAD` others when a worker there is free, and
-        waits `PATIENCE` seconds for one while another is idle.
+    Q4. Tasks of a shape begin in the order of submission, except: one that lost its worker goes first, as does one that
+        others wait for, one that raised last; and one whose arguments are on a host may pass up to `LOOKAHEAD` others
+        when a worker there is free, and waits `PATIENCE` seconds for one while another is idle.
     Q5. What is asked for never exceeds the tasks that wait, nor, where it is not yet granted, the larger of `RAMP` and
         the workers there are. So a thousand tasks ask for a few workers, then for twice as many, until all is taken.
     Q6. A worker that is recalled takes tasks for `SLICE` seconds of its life at most, then goes; what its shape asks
@@ -143,11 +143,10 @@ class TaskQueue:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def _submit(self, said: Submitted, now: float) -> None:
-        line = self._lines.get(said.shape)
-        if line is None:
+        if (line := self._lines.get(said.shape)) is None:
             line = self._lines[said.shape] = Line(said.shape)
         task = self._tasks[said.task] = QueuedTask(said, line, now)
-        self._place(task, now)
+        self._place(task, now, said.goes_first)
 
     def _place(self, task: QueuedTask, now: float, is_first: bool = False) -> None:
         """Give a task to an idle worker, or let it wait for one."""

@@ -1,0 +1,198 @@
+"""Actor classes: what ``@ray.remote`` makes of a class."""
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_async.ray.actor_handle import ActorFacts, ActorHandle, MethodFacts
+from monarch_async.ray.actor_host import Birth
+from monarch_async.ray.amounts import of_actor
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.hub_actors import Creation
+from monarch_async.ray.object_ref import ObjectRef, is_ref
+from monarch_async.ray.options import ActorOptions, MethodOptions, check_actor_options
+from monarch_async.ray.payload import Payload, own, pack, pack_arguments
+from monarch_async.ray.placement_group import with_strategy_here
+from monarch_async.ray.runtime import Runtime, current
+from monarch_async.ray.runtime_env import RuntimeEnv, merge
+
+#: Where `method` notes what it was given.
+NOTES = "__monarch_async_ray_method__"
+
+
+class ActorClass:
+    """An actor class: ``Class.remote(...)`` makes an actor. It is also an instance of the class it was made of, whose
+    methods can so be looked at; that is ``Class.__ray_actor_class__``."""
+
+    __ray_actor_class__: type
+    _options: ActorOptions
+    _given: dict[str, Any]
+    _data: bytes | Payload | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse: made by `make_actor_class`. (Deriving from an actor class comes here.)"""
+        raise TypeError("an actor class cannot be derived from: derive from the plain class, then decorate that")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        name = self.__ray_actor_class__.__name__
+        raise TypeError(f"{name}() would make the object here: {name}.remote() makes an actor")
+
+    def options(self, **given: Any) -> "ActorClassWithOptions":
+        """Return the class with other options."""
+        return ActorClassWithOptions(self, self._options.merged(given))
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor; return its handle at once."""
+        return self._create(self._options, args, kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("compiled graphs (bind) are not offered: await calls in a coroutine")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_actor_class, (self.__ray_actor_class__, self._given)
+
+    def _create(self, options: ActorOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
+        runtime = current()
+        cls = self.__ray_actor_class__
+        check_arguments(cls, args, kwargs)
+        if self._data is None:
+            self._data = own(pack(cls, f"class {cls.__name__}"))
+        packed, refs = pack_arguments(args, kwargs, is_ref, f"{cls.__name__}.__init__")
+        return create(runtime, cls, self._data, options, own(packed), refs)
+
+
+class ActorClassWithOptions:
+    """An actor class, with options."""
+
+    __slots__ = ("_cls", "_options")
+
+    def __init__(self, cls: ActorClass, options: ActorOptions) -> None:
+        """Made by `ActorClass.options`."""
+        self._cls, self._options = cls, options
+
+    def options(self, **given: Any) -> "ActorClassWithOptions":
+        """Return it with still other options."""
+        return ActorClassWithOptions(self._cls, self._options.merged(given))
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor; return its handle at once."""
+        return self._cls._create(self._options, args, kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("compiled graphs (bind) are not offered: await calls in a coroutine")
+
+
+def make_actor_class(cls: type, given: Mapping[str, Any]) -> Any:
+    """Return what ``@remote(**given)`` makes of a class."""
+    options = check_actor_options(given)
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__init__": ActorClass.__init__}
+    derived = type(f"ActorClass({cls.__name__})", (ActorClass, cls), namespace)
+    made: Any = object.__new__(derived)
+    made.__dict__.update(
+        __ray_actor_class__=cls, _options=options, _given=dict(given), _data=None, __name__=cls.__name__,
+        __qualname__=cls.__qualname__, __doc__=cls.__doc__, __module__=cls.__module__,
+    )  # fmt: skip
+    return made
+
+
+def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError where ``__init__`` does not take them."""
+    if cls.__init__ is object.__init__:
+        if args or kwargs:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        return
+    try:
+        signature = inspect.signature(cls.__init__)
+    except (TypeError, ValueError):
+        return
+    signature.bind(None, *args, **kwargs)
+
+
+def methods_of(cls: type) -> dict[str, Any]:
+    """Return the functions of a class by name, also private ones and those of its bases."""
+    return {name: value for name, value in inspect.getmembers(cls, callable) if _is_method(name, value)}
+
+
+def _is_method(name: str, value: object) -> bool:
+    plain = inspect.unwrap(value) if callable(value) else value  # type: ignore[arg-type]
+    is_function = inspect.isfunction(plain) or inspect.ismethod(plain)
+    return is_function and not (name.startswith("__") and name.endswith("__") and name not in ("__call__", "__len__"))
+
+
+def is_async_class(methods: Mapping[str, Any]) -> bool:
+    """Whether its actors are async: some method is."""
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in methods.values())
+
+
+def facts_of(cls: type, actor: str, options: ActorOptions, sync_on_loop: bool) -> ActorFacts:
+    """Return what handles of an actor say."""
+    methods = methods_of(cls)
+    is_async = is_async_class(methods)
+    is_threaded = not is_async and bool((options.max_concurrency or 1) > 1 or options.concurrency_groups)
+    plain = "run_async" if is_async and sync_on_loop else "run_threaded" if is_threaded else "run"
+
+    def style(function: Any, noted: MethodOptions) -> str:
+        if noted.num_returns == "streaming" or (
+            noted.num_returns is None
+            and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function))
+        ):
+            return "stream"
+        return "run_async" if inspect.iscoroutinefunction(function) else plain
+
+    found: dict[str, MethodFacts] = {}
+    for name, function in methods.items():
+        noted = getattr(function, NOTES, None) or MethodOptions()
+        found[name] = MethodFacts(style(inspect.unwrap(function), noted), noted)
+    retries = options.max_task_retries or 0
+    return ActorFacts(actor, cls.__name__, found, not (is_async or is_threaded), retries, plain)
+
+
+def create(
+    runtime: Runtime,
+    cls: type,
+    data: bytes | Payload,
+    options: ActorOptions,
+    packed: bytes | Payload,
+    refs: list[ObjectRef[Any]],
+) -> ActorHandle:
+    """Have the hub make an actor."""
+    from monarch_async.ray.install import is_installed, is_sync_on_loop
+
+    actor, life = os.urandom(16).hex(), runtime.take_number()
+    sync_on_loop = is_sync_on_loop()
+    facts = facts_of(cls, actor, options, sync_on_loop)
+    is_async = is_async_class(methods_of(cls))
+    limits = {"": options.max_concurrency or (1000 if is_async else 1), **(options.concurrency_groups or {})}
+    context = runtime.context
+    namespace = options.namespace or context.namespace or runtime.namespace
+    env = merge(RuntimeEnv(**runtime.outer_env) if runtime.outer_env else None, options.runtime_env)
+    amounts = of_actor(options)
+    options = with_strategy_here(options, amounts, f"actor {cls.__name__}")
+    strategy = options.scheduling_strategy
+    group = getattr(strategy, "placement_group", None)
+    birth = Birth(
+        actor, options.name or "", cls.__name__, data, packed, is_async, limits, is_installed(), sync_on_loop,
+        context.namespace or runtime.namespace, amounts.as_ray(), group.id.hex() if group is not None else "",
+        bool(getattr(strategy, "captures_children", False)), dict(env) or None,
+    )  # fmt: skip
+    creation = Creation(actor, life, birth, options, facts, namespace, dict(env) or None)
+    if options.name and not runtime.is_on_loop:  # whether the name is free is known at once
+        made: Any = ask(runtime, "actors.create", creation, refs)
+        return ActorHandle(*made)
+    if runtime.is_driver:
+        entry = Entry(runtime, life, "an actor")
+        runtime.post(runtime.hub_access.actors.create, creation, refs, entry)  # type: ignore[attr-defined]
+        return ActorHandle(facts, ObjectRef(entry))
+    runtime.post(runtime.tell_hub, "actors.create", creation, refs)
+    return ActorHandle(facts, runtime.borrowed(life))
+
+
+def ask(runtime: Runtime, operation: str, *args: object) -> Any:
+    """Ask the hub, from a thread of the user's."""
+    return runtime.run(runtime.hub(operation, *args))
+
+

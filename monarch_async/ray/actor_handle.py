@@ -1,0 +1,176 @@
+"""Handles of actors: ``handle.method.remote(...)``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_async.ray.calling import ActorCall
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.generator import ObjectRefGenerator, follow_actor
+from monarch_async.ray.object_ref import ObjectRef, is_ref
+from monarch_async.ray.options import MethodOptions
+from monarch_async.ray.payload import own, pack_arguments
+from monarch_async.ray.runtime import Runtime, current
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFacts:
+    """How a method is called: the endpoint of the host that runs it, and its options."""
+
+    style: str
+    options: MethodOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ActorFacts:
+    """What a handle says of its actor."""
+
+    actor: str  #: its id, as hex
+    class_name: str
+    methods: Mapping[str, MethodFacts]
+    keeps_order: bool
+    max_task_retries: int
+    special_style: str  #: of ``__ray_call__`` and the like
+
+
+class ActorID:
+    """The id of an actor."""
+
+    __slots__ = ("_hex",)
+
+    def __init__(self, hex: str) -> None:
+        """As text."""
+        self._hex = hex
+
+    def hex(self) -> str:
+        """Return it as text."""
+        return self._hex
+
+    def binary(self) -> bytes:
+        """Return it as bytes."""
+        return bytes.fromhex(self._hex)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorID) and other._hex == self._hex
+
+    def __hash__(self) -> int:
+        return hash(self._hex)
+
+    def __repr__(self) -> str:
+        return f"ActorID({self._hex})"
+
+
+_SPECIAL = ("__ray_call__", "__ray_ready__", "__ray_terminate__")
+
+
+class ActorHandle:
+    """A handle of an actor. It pickles and copies; the actor lives as long as there is one, or it was made to stay."""
+
+    def __init__(self, facts: ActorFacts, life: ObjectRef[Any]) -> None:
+        """``life`` keeps the actor."""
+        self.__dict__["_facts"], self.__dict__["_life"] = facts, life
+
+    @property
+    def _actor_id(self) -> ActorID:
+        return ActorID(self._facts.actor)
+
+    _ray_actor_id = _actor_id
+
+    def __getattr__(self, name: str) -> "ActorMethod":
+        facts = self.__dict__["_facts"]
+        found = facts.methods.get(name)
+        if found is None:
+            if name not in _SPECIAL:
+                raise AttributeError(f"'{facts.class_name}' object has no attribute '{name}'")
+            found = MethodFacts(facts.special_style, MethodOptions())
+        method = self.__dict__[name] = ActorMethod(self, name, found)
+        return method
+
+    def __dir__(self) -> list[str]:
+        return [*self._facts.methods, *_SPECIAL]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._facts.actor == self._facts.actor
+
+    def __hash__(self) -> int:
+        return hash(self._facts.actor)
+
+    def __copy__(self) -> "ActorHandle":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "ActorHandle":
+        return self
+
+    def __repr__(self) -> str:
+        return f"Actor({self._facts.class_name}, {self._facts.actor})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorHandle, (self._facts, self._life)
+
+
+class ActorMethod:
+    """A method of a handle."""
+
+    __slots__ = ("_handle", "_options", "_style", "name")
+
+    def __init__(self, handle: ActorHandle, name: str, facts: MethodFacts) -> None:
+        """Of this handle."""
+        self._handle, self.name, self._style, self._options = handle, name, facts.style, facts.options
+
+    def options(self, **given: Any) -> "ActorMethod":
+        """Return the method with other options."""
+        return ActorMethod(self._handle, self.name, MethodFacts(self._style, self._options.merged(given)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise TypeError(f"{self.name}() of an actor is called as .{self.name}.remote()")
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("compiled graphs (bind) are not offered: await calls in a coroutine")
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; return the reference of the result, or several, or a generator of them."""
+        runtime = current()
+        options, facts = self._options, self._handle._facts
+        what = f"{facts.class_name}.{self.name}"
+        packed, refs = pack_arguments(args, kwargs, is_ref, what)
+        packed = own(packed)
+        group = options.concurrency_group or ""
+        count = options.num_returns
+        if count == "streaming" or self._style == "stream":
+            return self._stream(runtime, what, (self.name, group, 1), packed, refs)
+        count = 1 if count is None else int(count)
+        entries = [runtime.new_entry(what) for _ in range(count)]
+        for entry in entries:
+            entry.actor = facts.actor
+        retries = options.max_task_retries
+        if retries is None:
+            retries = facts.max_task_retries
+        call = ActorCall(
+            self._style, (self.name, group, count), packed, [ref._entry for ref in refs], entries, retries,
+            self._handle._life,
+        )  # fmt: skip
+        runtime.post(runtime.calling.call, facts.actor, facts.keeps_order, call)
+        if count == 1:
+            return ObjectRef(entries[0])
+        return [ObjectRef(entry) for entry in entries] or None
+
+    def _stream(self, runtime: Runtime, what: str, method: tuple[str, str, int], packed: Any, refs: Any) -> Any:
+        generator = ObjectRefGenerator(runtime, what)
+        facts, life = self._handle._facts, self._handle._life
+        slots: list[Entry] = [ref._entry for ref in refs]
+        runtime.post(follow_actor, generator, facts.actor, facts.keeps_order, method, packed, slots, life)
+        return generator
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle._facts.class_name}.{self.name})"
+
+
+def current_actor() -> ActorHandle:
+    """Return a handle of the actor that runs here. Raises RuntimeError where there is none."""
+    runtime = current()
+    actor = runtime.context.actor_id
+    if not actor:
+        raise RuntimeError("no actor runs here")
+    return ActorHandle(*runtime.run(runtime.hub("actors.handle", actor)))

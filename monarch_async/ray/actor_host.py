@@ -1,0 +1,203 @@
+"""The actor in every process of one: it has the user's object, and calls its methods as Ray does.
+
+- Plain methods of a plain actor run one by one on one thread, in the order of the calls.
+- With ``max_concurrency`` or concurrency groups they run on the threads of their group.
+- An async actor's coroutines run on the loop, so many at a time as their group allows; its plain methods on the thread,
+  so that they do not stop the others (with ``install(sync_on_loop=True)`` on the loop, as under Ray).
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_async.ray.context import RunningContext
+from monarch_async.ray.entry import load_stored
+from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, nbytes_of, pack, store, unpack, unpack_arguments
+from monarch_async.ray.runtime import Runtime, current
+from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
+from monarch_async.runtime.actor import Actor, endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What an actor is made of. ``limits``: calls at a time, by concurrency group ("" is the default one)."""
+
+    actor: str
+    name: str
+    class_name: str
+    cls: bytes | Payload
+    arguments: bytes | Payload
+    is_async: bool
+    limits: Mapping[str, int]
+    installs: bool
+    sync_on_loop: bool
+    namespace: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    group: str = ""
+    captures: bool = False
+    runtime_env: Mapping[str, Any] | None = None
+    is_restarted: bool = False
+
+
+class ActorExit(BaseException):
+    """Raised by `exit_actor`: the actor ends, in order."""
+
+
+class ActorHost(Actor):
+    """See the module. ``method``: name, group, count of results."""
+
+    def __init__(self, birth: Birth, values: Sequence[Packed]) -> None:
+        """On the thread."""
+        self._birth = birth
+        self._runtime: Runtime = current()
+        self._context = RunningContext(
+            actor_id=birth.actor, actor_name=birth.name, assigned_resources=birth.resources,
+            is_restarted=birth.is_restarted, placement_group=birth.group, captures=birth.captures,
+            namespace=birth.namespace, runtime_env=birth.runtime_env,
+        )  # fmt: skip
+        self._runtime.outside = self._context
+        self._turn = threading.Lock()
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._limits: dict[str, asyncio.Semaphore] = {}
+        self._methods: dict[str, Callable[..., Any]] = {}
+        apply_runtime_env(birth.runtime_env)
+        cls = load_function(birth.cls, birth.installs)
+        args, kwargs = unpack_arguments(birth.arguments, [self._load(value) for value in values])
+        self._object = cls(*args, **kwargs)
+
+    # -- the four ways ---------------------------------------------------------------------------------------------
+
+    @endpoint
+    def run(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+        """A plain method, on the actor's thread."""
+        with self._turn:
+            return self._call(method, packed, values)
+
+    @endpoint
+    async def run_threaded(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+        """A plain method, on a thread of its group."""
+        threads = self._threads_of(method[1])
+        return await asyncio.get_running_loop().run_in_executor(
+            threads, copy_context().run, self._call, method, packed, values
+        )
+
+    @endpoint
+    async def run_async(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+        """A coroutine, or a plain method that is to run on the loop."""
+        async with self._limit_of(method[1]):
+            try:
+                filled = [await self._load_on_loop(value) for value in values] if values else ()
+                args, kwargs = unpack_arguments(packed, filled)
+                result = self._find(method[0])(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                return await self._answer_on_loop(result, method)
+            except ActorExit:
+                await self._leave("exit_actor() was called")
+                return None
+
+    @endpoint
+    async def run_stream(
+        self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]
+    ) -> AsyncIterator[Packed]:
+        """A generator, or an async generator."""
+        limit: Any = self._limit_of(method[1]) if self._birth.is_async else _held(self._turn)
+        async with limit:
+            filled = [await self._load_on_loop(value) for value in values] if values else ()
+            args, kwargs = unpack_arguments(packed, filled)
+            made = self._find(method[0])(*args, **kwargs)
+            async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
+                yield await kept_on_loop(item, self._runtime)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _call(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+        try:
+            args, kwargs = unpack_arguments(packed, [self._load(value) for value in values] if values else ())
+            result = self._find(method[0])(*args, **kwargs)
+            del args, kwargs
+            if method[2] == 1:
+                return self._keep(result)
+            return [self._keep(value) for value in split(result, method[2], method[0])]
+        except ActorExit:
+            self._runtime.run(self._leave("exit_actor() was called"))
+            threading.Event().wait()
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        found = self._methods.get(name)
+        if found is None:
+            found = self._methods[name] = self._special(name) or getattr(self._object, name)
+        return found
+
+    def _special(self, name: str) -> Callable[..., Any] | None:
+        if hasattr(self._object, name):
+            return None
+        if name == "__ray_call__":
+            return lambda function, *args, **kwargs: function(self._object, *args, **kwargs)
+        if name == "__ray_ready__":
+            return lambda: True
+        if name == "__ray_terminate__":
+            return _terminate
+        return None
+
+    def _load(self, value: Packed) -> object:
+        if isinstance(value, Stored):
+            return self._runtime.run(load_stored(value, None))
+        return unpack(value)
+
+    async def _load_on_loop(self, value: Packed) -> object:
+        return await load_stored(value, None) if isinstance(value, Stored) else unpack(value)
+
+    def _keep(self, value: object) -> Packed:
+        packed = pack(value, "result")
+        return self._runtime.run(store(packed, self._runtime.domain)) if nbytes_of(packed) >= LARGE else packed
+
+    async def _answer_on_loop(self, result: object, method: tuple[str, str, int]) -> Any:
+        if method[2] == 1:
+            return await kept_on_loop(result, self._runtime)
+        return [await kept_on_loop(value, self._runtime) for value in split(result, method[2], method[0])]
+
+    def _threads_of(self, group: str) -> ThreadPoolExecutor:
+        found = self._threads.get(group)
+        if found is None:
+            name = f"{self._birth.class_name}.{group}" if group else self._birth.class_name
+            found = self._threads[group] = ThreadPoolExecutor(self._limit(group), thread_name_prefix=name)
+        return found
+
+    def _limit_of(self, group: str) -> asyncio.Semaphore:
+        found = self._limits.get(group)
+        if found is None:
+            found = self._limits[group] = asyncio.Semaphore(self._limit(group))
+        return found
+
+    def _limit(self, group: str) -> int:
+        if group not in self._birth.limits:
+            known = ", ".join(filter(None, self._birth.limits)) or "none"
+            raise ValueError(f"{self._birth.class_name} has no concurrency group {group!r}; known are: {known}")
+        return self._birth.limits[group]
+
+    async def _leave(self, why: str) -> None:
+        await self._runtime.hub("actors.exited", self._birth.actor, why)
+
+
+def _terminate() -> None:
+    raise ActorExit
+
+
+class _held:
+    """A lock of threads, for a coroutine."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self) -> None:
+        while not self._lock.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,214 @@
+"""What one process lends of its objects to others, and borrows of theirs: see `entry` for the rules.
+
+ray_borrow [number]     answered with whether there is such an object; who asks is a borrower until it gives it back
+ray_drop [number]       not answered
+ray_value [number]      answered when the object is there, or failed
+ray_cancel [number, by force], ray_free [number]     not answered
+"""
+
+import contextlib
+import pickle
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.control.worker import Exit
+from monarch_async.errors import Error, Lost
+from monarch_async.ids import host_of
+from monarch_async.ray.entry import Borrowed, Entry, refs_of
+from monarch_async.ray.exceptions import ObjectFreedError, ObjectLostError, OwnerDiedError
+from monarch_async.ray.payload import Packed, Payload, Stored
+from monarch_async.wire.payload import Ticketed, dumps, loads
+
+if TYPE_CHECKING:
+    from monarch_async.ray.runtime import Runtime
+
+
+class Borrowing:
+    """All of one process. On the loop, but where it is said otherwise."""
+
+    def __init__(self, runtime: "Runtime") -> None:
+        """Nothing is lent or borrowed."""
+        self._runtime = runtime
+        self._own: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+        self._borrowed: weakref.WeakValueDictionary[tuple[int, int], Borrowed] = weakref.WeakValueDictionary()
+        self._lent: dict[int, tuple[Entry, set[int]]] = {}
+        operations = runtime.domain.operations
+        operations["ray_borrow"], operations["ray_drop"] = self._take_borrow, self._take_drop
+        operations["ray_value"], operations["ray_cancel"] = self._take_value, self._take_cancel
+        operations["ray_free"] = self._take_free
+        runtime.domain.on_gone.append(self._gone)
+
+    # -- lent ------------------------------------------------------------------------------------------------------
+
+    def publish(self, entry: Entry) -> None:
+        """Others are going to ask for it. On any thread."""
+        if not isinstance(entry, Borrowed):
+            self._own.setdefault(entry.number, entry)
+
+    def lend(self, entry: Entry, borrower: int) -> None:
+        """Another process refers to it from now on."""
+        self.publish(entry)
+        self._lent.setdefault(entry.number, (entry, set()))[1].add(borrower)
+
+    def find(self, number: int) -> Entry | None:
+        """Return an object of this process that others know."""
+        return self._own.get(number)
+
+    def _take_borrow(self, src: int, call: int, number: int) -> None:
+        entry = self._own.get(number)
+        if entry is not None:
+            self.lend(entry, src)
+        self._runtime.domain.answer(src, call, entry is not None)
+
+    def _take_drop(self, src: int, call: int, number: int) -> None:
+        lent = self._lent.get(number)
+        if lent is not None:
+            lent[1].discard(src)
+            if not lent[1]:
+                del self._lent[number]
+
+    def _take_value(self, src: int, call: int, number: int) -> None:
+        entry = self._own.get(number)
+        if entry is None:
+            error = ObjectLostError(f"object {number:x} is not there any more: nobody referred to it")
+            self._runtime.domain.answer(src, call, ["error", pickle.dumps(error)])
+        elif not entry.when_done(lambda: self._answer(entry, src, call)):
+            self._answer(entry, src, call)
+
+    def _answer(self, entry: Entry, src: int, call: int) -> None:
+        self._runtime.domain.answer(src, call, said_of(entry, src, call))
+
+    def _take_cancel(self, src: int, call: int, number: int, by_force: bool) -> None:
+        entry = self._own.get(number)
+        if entry is not None and entry.cancel is not None:
+            entry.cancel(by_force)
+
+    def _take_free(self, src: int, call: int, number: int) -> None:
+        entry = self._own.get(number)
+        if entry is not None:
+            self.free(entry)
+
+    def free(self, entry: Entry) -> None:
+        """Let go of a value."""
+        self.tell(entry, "ray_free")
+        entry.free(ObjectFreedError(f"object {entry.number:x} was freed by ray.internal.free"))
+
+    def cancel(self, entry: Entry, by_force: bool) -> None:
+        """Cancel what an object is to be the result of."""
+        self.tell(entry, "ray_cancel", by_force)
+        if entry.cancel is not None:
+            entry.cancel(by_force)
+
+    def tell(self, entry: Entry, operation: str, *args: object) -> None:
+        """Tell the owner of an object something about it, where that is another process."""
+        if isinstance(entry, Borrowed):
+            with contextlib.suppress(Error):
+                self._runtime.domain.requests.post(entry.owner, operation, entry.number, *args)
+
+    def _gone(self, exit: Exit) -> None:
+        """A process, or a host, has ended."""
+        for number, (_, borrowers) in list(self._lent.items()):
+            if exit.is_host:
+                borrowers -= {src for src in borrowers if host_of(src) == host_of(exit.address)}
+            else:
+                borrowers.discard(exit.address)
+            if not borrowers:
+                del self._lent[number]
+
+    # -- borrowed --------------------------------------------------------------------------------------------------
+
+    def borrow(self, owner: int, number: int, kept_by: object, is_known: bool = False) -> Entry:
+        """Return an object of any process, as this one has it. On any thread.
+
+        ``kept_by`` keeps it until the owner has been told; ``is_known``: it knows already.
+        """
+        if owner == self._runtime.address:
+            own = self._own.get(number)
+            if own is None:
+                own = Entry(self._runtime, number, "an object")
+                own.fail(ObjectLostError(f"object {number:x} is not there any more: nobody referred to it"))
+            return own
+        entry = self._borrowed.get((owner, number))
+        if entry is None:
+            entry = self._borrowed[(owner, number)] = Borrowed(self._runtime, owner, number, kept_by)
+            if is_known:
+                entry.settle()
+            else:
+                self._runtime.post(self._ask, entry)
+        return entry
+
+    def _ask(self, entry: Borrowed) -> None:
+        async def ask() -> None:
+            try:
+                await self._runtime.domain.requests.ask(entry.owner, "ray_borrow", entry.number)
+            except Error:
+                pass  # who wants the value is told
+            finally:
+                entry.settle()
+
+        self._runtime.start(ask())
+
+    def give_back(self, owner: int, number: int) -> None:
+        """The last reference here is gone."""
+        router = self._runtime.domain.router
+        if (owner, number) not in self._borrowed and not router.is_closed:
+            try:
+                self._runtime.domain.requests.post(owner, "ray_drop", number)
+            except Error:
+                pass  # it has gone itself
+
+    def fetch(self, entry: Borrowed) -> None:
+        """Have the value come."""
+        self._runtime.start(self._fetch(entry))
+
+    async def _fetch(self, entry: Borrowed) -> None:
+        try:
+            said = await self._runtime.domain.requests.ask(entry.owner, "ray_value", entry.number)
+            value = self.read(said, entry)
+        except Lost as lost:
+            entry.fail(OwnerDiedError(f"the process that owns object {entry.number:x} is gone: {lost}"))
+        except Exception as error:
+            entry.fail(error)
+        else:
+            entry.complete(value)
+
+    def read(self, said: Any, keeper: object) -> Packed:
+        """Return what `said_of` says; raises the error that it is."""
+        kind, data, *more = said
+        if kind == "bytes":
+            return data
+        if kind == "error":
+            raise pickle.loads(data)
+        refs = [self._ref(owner, number, keeper) for owner, number in more[-1]]
+        if kind == "payload":
+            return Payload(data, more[0], refs)
+        stored = loads(data)
+        assert isinstance(stored, Stored)
+        return Stored(stored.ref, refs)
+
+    def _ref(self, owner: int, number: int, keeper: object) -> Any:
+        from monarch_async.ray.object_ref import ObjectRef
+
+        return ObjectRef(self.borrow(owner, number, keeper))
+
+
+def said_of(entry: Entry, receiver: int, call: int) -> list[Any]:
+    """Return what is said of an object that is done, as msgpack packs it.
+
+    References inside of it are named only: who asks borrows this object until their owners know of him.
+    """
+    if entry.error is not None:
+        return ["error", pickle.dumps(entry.runtime.error_of(entry))]
+    value = entry.value
+    if isinstance(value, bytes):
+        return ["bytes", value]
+    inner = [(ref._entry.owner, ref._entry.number) for ref in refs_of(value)]
+    for ref in refs_of(value):
+        entry.runtime.borrowing.publish(ref._entry)
+    if isinstance(value, Payload):
+        return ["payload", value.skeleton, [bytes(buffer) for buffer in value.buffers], inner]
+    assert isinstance(value, Stored)
+    encoded = dumps(Stored(value.ref, ()))
+    if isinstance(encoded, Ticketed):
+        encoded.sent_to((receiver,), call, is_answer=True)
+    return ["stored", encoded.skeleton, inner]

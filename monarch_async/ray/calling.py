@@ -1,0 +1,308 @@
+"""Calls of actors from one process: each actor's in the order in which they were made, straight to its process.
+
+    finding   where it is, is being asked of the hub; calls wait          found: up; dead: dead
+    up        calls are sent                                              a call is lost: asking
+    asking    its death is seen here; what the hub makes of it is asked   restarts: finding; dead: dead
+    dead      calls fail
+
+    A1. Calls of one process to one actor are sent in the order in which they were made; one whose arguments are not
+        there yet holds up the later ones, but those of an async actor.
+    A2. A call that was sent and lost is sent again where it has retries left, before those that wait, in order.
+    A3. An actor that has gone out of scope everywhere ends after the calls that were made: each keeps it.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.errors import ActorDied, Error, Lost
+from monarch_async.mesh.actor_mesh import ActorMesh
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
+from monarch_async.ray.payload import Payload
+from monarch_async.runtime.call import load_outcome
+from monarch_async.runtime.path import Path
+from monarch_async.wire.frame import CANCEL, CANCELLED, WANTS_REPLY, pack_frame
+from monarch_async.wire.message import CallFields, pack_call_fields
+from monarch_async.wire.payload import Buffer, Ticketed, dumps_call
+
+if TYPE_CHECKING:
+    from monarch_async.ray.runtime import Runtime
+
+_FIELDS = {name: CallFields(name) for name in ("run", "run_async", "run_threaded")}
+_CONTROL = {name: pack_call_fields(fields) for name, fields in _FIELDS.items()}
+
+
+class ActorCall:
+    """One call of one actor. A `runtime.call.Pending` while it is under way."""
+
+    __slots__ = (
+        "client", "entries", "is_cancelled", "keeps", "life", "method", "nbytes", "number", "packed", "path", "refs",
+        "retries", "sent_as", "style",
+    )  # fmt: skip
+    is_carrier = True
+
+    def __init__(
+        self,
+        style: str,
+        method: tuple[Any, ...],
+        packed: bytes | Payload,
+        refs: Sequence[Entry],
+        entries: Sequence[Entry],
+        retries: int,
+        life: object,
+    ) -> None:
+        """``method``: its name, group, and how many results; ``refs``: arguments that are objects; ``life`` keeps it."""
+        self.style, self.method, self.packed, self.refs, self.entries = style, method, packed, refs, entries
+        self.retries, self.life = retries, life
+        self.sent_as = self.nbytes = self.number = 0
+        self.is_cancelled = False
+        self.client: ActorClient | None = None
+        self.path: Path | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its arguments are there."""
+        return all([entry.is_done for entry in self.refs])
+
+    def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
+        """It was answered."""
+        assert self.client is not None and self.path is not None
+        self.path.answered(self.nbytes)
+        self.client.answered(self)
+        if flags & CANCELLED:
+            self.fail(TaskCancelledError())
+            return True
+        what = self.entries[0].what if self.entries else self.method[0]
+        value, error = load_outcome(flags, skeleton, buffers, what)
+        if error is not None:
+            self.client.raised(self, error)
+        elif len(self.entries) == 1:
+            self.entries[0].complete(value)  # type: ignore[arg-type]
+        else:
+            for entry, part in zip(self.entries, value, strict=True):  # type: ignore[call-overload]
+                entry.complete(part)
+        return True
+
+    def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:
+        """Its process is gone."""
+        assert self.client is not None and self.path is not None
+        self.path.answered(self.nbytes)
+        self.client.lost(self, error)
+        return True
+
+    def has_member(self, gone: Callable[[int], bool]) -> bool:
+        """See `Pending`."""
+        assert self.path is not None
+        return gone(self.path.dst)
+
+    def fail(self, error: BaseException) -> None:
+        """It has no result."""
+        for entry in self.entries:
+            if not entry.is_done:
+                entry.fail(error)
+
+
+class ActorClient:
+    """One actor, as this process calls it. On the loop."""
+
+    def __init__(self, runtime: "Runtime", actor: str, *, keeps_order: bool) -> None:
+        """``actor``: its id. Not known where it is."""
+        self._runtime, self.actor, self._keeps_order = runtime, actor, keeps_order
+        self._queue: deque[ActorCall] = deque()
+        self._lost: list[tuple[ActorCall, Exception]] = []
+        self._under_way: dict[int, ActorCall] = {}
+        self._order = itertools.count(1)
+        self._is_asking = False
+        self.mesh: ActorMesh | None = None
+        self._path: Path | None = None
+        self._incarnation = 0
+        self._death: BaseException | None = None
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: ActorCall) -> None:
+        """Take a call."""
+        call.client, call.number = self, next(self._order)
+        for entry in call.entries:
+            entry.cancel = lambda by_force: self._cancel(call)
+        if self._death is not None:
+            call.fail(self._death)
+        elif self._path is not None and not self._queue and (not call.refs or call.is_ready):
+            self._send(call)
+        else:
+            self._queue.append(call)
+            self._await_arguments(call)
+            self._pump()
+
+    def _await_arguments(self, call: ActorCall) -> None:
+        for entry in call.refs:
+            entry.when_done(lambda: call.is_ready and self._runtime.post(self._pump))
+
+    def _pump(self) -> None:
+        if self._path is None:
+            self._find()
+            return
+        waiting: deque[ActorCall] = deque()
+        queue, self._queue = self._queue, waiting
+        while queue:
+            call = queue.popleft()
+            if call.is_ready:
+                self._send(call)
+            else:
+                waiting.append(call)
+                if self._keeps_order:
+                    break
+            if self._path is None:
+                break
+        waiting.extend(queue)
+
+    def _send(self, call: ActorCall) -> None:
+        failed = next((entry for entry in call.refs if entry.error is not None), None)
+        if failed is not None:
+            call.fail(self._runtime.error_of(failed))
+            return
+        values = [entry.value for entry in call.refs]
+        path, router = self._path, self._runtime.domain.router
+        assert path is not None
+        try:
+            encoded = dumps_call((call.method, call.packed, values), {}, call.method[0])
+            call.path = path
+            call.sent_as = router.register(call)
+            self._under_way[call.sent_as] = call
+            flags = WANTS_REPLY
+            call.nbytes = router.post(path, flags, _FIELDS[call.style], _CONTROL[call.style], encoded, call.sent_as)
+            if type(encoded) is Ticketed:
+                encoded.sent_to((path.dst,), call.sent_as)
+        except Lost as error:
+            self._under_way.pop(call.sent_as, None)
+            self.lost(call, error)
+        except Exception as error:
+            self._under_way.pop(call.sent_as, None)
+            call.fail(error)
+
+    def _cancel(self, call: ActorCall) -> None:
+        if call in self._queue:
+            self._queue.remove(call)
+            call.fail(TaskCancelledError())
+            self._runtime.post(self._pump)
+        elif call.sent_as in self._under_way and call.path is not None:
+            router = self._runtime.domain.router
+            if call.path.withdraw(call.sent_as):
+                router.pending.pop(call.sent_as, None)
+                self.answered(call)
+                call.fail(TaskCancelledError())
+                return
+            frame = pack_frame(CANCEL, 0, call.path.dst, router.address, call.path.actor, call.sent_as)
+            call.path.connection.send(frame)
+
+    # -- back ------------------------------------------------------------------------------------------------------
+
+    def answered(self, call: ActorCall) -> None:
+        """It is under way no longer."""
+        self._under_way.pop(call.sent_as, None)
+
+    def raised(self, call: ActorCall, error: Exception) -> None:
+        """A method has raised, or the actor says that it is none any more."""
+        if isinstance(error, ActorDied | Lost) or getattr(error, "endpoint", "") in ("__init__", "setup"):
+            self.lost(call, error)
+        else:
+            call.fail(error)
+
+    def lost(self, call: ActorCall, error: Exception) -> None:
+        """It was sent to a process that is gone: what that means the hub knows."""
+        self._under_way.pop(call.sent_as, None)
+        self._lost.append((call, error))
+        if not self._is_asking:
+            self._is_asking = True
+            self._path, self.mesh = None, None
+            self._runtime.start(self._ask_fate())
+
+    async def _ask_fate(self) -> None:
+        """What has become of the actor: it is dead, or it is made anew."""
+        is_dead, why = True, None
+        try:
+            is_dead, why = await self._runtime.hub("actors.fate", self.actor, self._incarnation)
+        except Error as error:
+            why = error
+        except Exception as error:
+            why = error
+        self._is_asking = False
+        lost, self._lost = self._lost, []
+        again: list[ActorCall] = []
+        for call, error in sorted(lost, key=lambda pair: pair[0].number):
+            if is_dead:
+                call.fail(self._died(why, error))
+            elif call.retries and not call.is_cancelled:
+                call.retries -= call.retries > 0
+                again.append(call)
+            else:
+                text = f"actor {self.actor} died while this call was under way, and is being restarted: {error}"
+                call.fail(ActorUnavailableError(text, self.actor))
+        self._queue.extendleft(reversed(again))
+        if is_dead:
+            self._die(self._died(why, None))
+        else:
+            self._pump()
+
+    def _died(self, why: object, error: Exception | None) -> BaseException:
+        if isinstance(why, BaseException):
+            return why
+        return ActorDiedError(str(why or error), self.actor)
+
+    def _die(self, death: BaseException) -> None:
+        self._death = death
+        queue, self._queue = self._queue, deque()
+        for call in queue:
+            call.fail(death)
+
+    # -- where it is -----------------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        if not self._is_asking and self._death is None:
+            self._is_asking = True
+            self._runtime.start(self._ask_where())
+
+    async def _ask_where(self) -> None:
+        try:
+            mesh, self._incarnation = await self._runtime.hub("actors.find", self.actor)
+        except BaseException as error:
+            self._is_asking = False
+            self._die(error)
+            return
+        self._is_asking = False
+        self.mesh = mesh
+        self._path = mesh.cast.paths[0]
+        self._pump()
+
+    async def reach(self) -> ActorMesh:
+        """Return the actor, once it is up. Raises what `_ask_where` meets."""
+        mesh, self._incarnation = await self._runtime.hub("actors.find", self.actor)
+        return mesh
+
+
+class Calling:
+    """The actors that one process calls."""
+
+    def __init__(self, runtime: "Runtime") -> None:
+        """None yet."""
+        self._runtime = runtime
+        self._clients: dict[str, ActorClient] = {}
+
+    def client(self, actor: str, keeps_order: bool) -> ActorClient:
+        """Return the client of an actor."""
+        found = self._clients.get(actor)
+        if found is None:
+            found = self._clients[actor] = ActorClient(self._runtime, actor, keeps_order=keeps_order)
+        return found
+
+    def call(self, actor: str, keeps_order: bool, call: ActorCall) -> None:
+        """Make a call. On the loop, in order."""
+        self.client(actor, keeps_order).submit(call)
+
+    def forget(self, actor: str) -> None:
+        """Nobody here refers to it any more."""
+        client = self._clients.get(actor)
+        if client is not None and not client._queue and not client._under_way and not client._lost:
+            del self._clients[actor]

@@ -1,0 +1,161 @@
+"""Objects as one process has them: the result of a call, or what was put; its own, or borrowed from who owns it.
+
+    E1. An object has one owner: the process that put it or made the call; the hub for what tasks submit. There it lives
+        as long as there is a reference, here (`ObjectRef`), on its way (a ticket), or in a process that borrows it.
+    E2. A process borrows an object once, whatever references it has, and tells the owner when the last one goes.
+    E3. Who unpickles a reference has it from something that keeps the object: that is let go of when the owner has
+        answered. So nothing depends on the order of messages to different owners.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.ray.payload import Packed, Payload, Stored, unpack
+
+if TYPE_CHECKING:
+    from monarch_async.ray.runtime import Runtime
+
+#: Of the callbacks of all entries: those who wait are on other threads than who completes.
+_lock = threading.Lock()
+
+
+class Entry:
+    """An object of this process. Completed on the loop, once; waited for on any thread."""
+
+    __slots__ = (
+        "__weakref__", "_callbacks", "actor", "cancel", "error", "is_done", "number", "runtime", "value", "what",
+    )  # fmt: skip
+    is_held = True  #: see `mesh.ref_tickets`, for which an entry is what a ticket keeps
+
+    def __init__(self, runtime: "Runtime", number: int, what: str) -> None:
+        """Not there yet. ``what`` names the call in errors."""
+        self.runtime, self.number, self.what = runtime, number, what
+        self.is_done = False
+        self.value: Packed | None = None
+        self.error: BaseException | None = None
+        self.actor = ""  #: the id of the actor whose call it is the result of
+        self.cancel: Callable[[bool], None] | None = None  #: with whether by force
+        self._callbacks: list[Callable[[], object]] | None = []
+
+    @property
+    def owner(self) -> int:
+        """The address of the process that owns it."""
+        return self.runtime.address
+
+    async def wait_held(self) -> None:
+        """It is."""
+
+    def want(self) -> None:
+        """Have it come here; it does by itself. On any thread."""
+
+    def complete(self, value: Packed) -> None:
+        """It is there."""
+        self.value = value
+        self._end()
+
+    def free(self, error: BaseException) -> None:
+        """Let go of the value: who asks for it from now on gets this error."""
+        if self.is_done:
+            self.value, self.error = None, error
+
+    def fail(self, error: BaseException) -> None:
+        """It will never be there."""
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.cancel = None
+        with _lock:
+            self.is_done = True
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+
+    def when_done(self, callback: Callable[[], object]) -> bool:
+        """Have this called on the loop when it is there; False: it is already, and nothing will be called."""
+        with _lock:
+            if self._callbacks is None:
+                return False
+            self._callbacks.append(callback)
+        self.want()
+        return True
+
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Undo `when_done`."""
+        with _lock:
+            if self._callbacks is not None and callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+
+class Borrowed(Entry):
+    """An object of another process."""
+
+    __slots__ = ("_is_wanted", "_owner", "held", "kept_by")
+
+    def __init__(self, runtime: "Runtime", owner: int, number: int, kept_by: object) -> None:
+        """``kept_by`` keeps it until the owner knows (E3)."""
+        super().__init__(runtime, number, "an object")
+        self._owner, self.kept_by = owner, kept_by
+        self._is_wanted = False
+        self.held: asyncio.Event | None = asyncio.Event()  #: None: the owner knows
+
+    @property
+    def owner(self) -> int:
+        return self._owner
+
+    @property
+    def is_held(self) -> bool:  # type: ignore[override]
+        """Whether the owner knows, or has been asked in vain."""
+        return self.held is None
+
+    async def wait_held(self) -> None:
+        if self.held is not None:
+            await self.held.wait()
+
+    def settle(self) -> None:
+        """The owner knows."""
+        self.kept_by = None
+        if self.held is not None:
+            held, self.held = self.held, None
+            held.set()
+
+    def want(self) -> None:
+        if not self._is_wanted:
+            self._is_wanted = True
+            self.runtime.post(self.runtime.borrowing.fetch, self)
+
+    def __del__(self) -> None:
+        self.runtime.post(self.runtime.borrowing.give_back, self._owner, self.number)
+
+
+def refs_of(value: object) -> Any:
+    """Return the references inside of a value."""
+    return value.refs if isinstance(value, Payload | Stored) else ()
+
+
+def load(entry: Entry) -> object:
+    """Return the value of an entry that is done, on any thread but the loop's. Raises what it failed with, as Ray's."""
+    if entry.error is not None:
+        raise entry.runtime.error_of(entry)
+    value = entry.value
+    if isinstance(value, Stored):
+        return entry.runtime.run(load_stored(value, entry))
+    assert isinstance(value, bytes | Payload)
+    return unpack(value, entry)
+
+
+async def load_on_loop(entry: Entry) -> object:
+    """The same, on the loop."""
+    if isinstance(entry.value, Stored) and entry.error is None:
+        return await load_stored(entry.value, entry)
+    return load(entry)
+
+
+async def load_stored(stored: Stored, keeper: object) -> Any:
+    """Return the value of a shared object; its memory is mapped, not copied."""
+    from monarch_async.ray.payload import held_by
+
+    with held_by((keeper, stored)):
+        return await stored.ref

@@ -1,0 +1,195 @@
+"""Streaming calls: a generator of references to what a remote generator yields, each there as it comes."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.ray.context import lending
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError, TaskCancelledError
+from monarch_async.ray.object_ref import ObjectRef
+from monarch_async.ray.payload import Payload
+
+if TYPE_CHECKING:
+    from monarch_async.ray.runtime import Runtime
+
+
+class ObjectRefGenerator:
+    """Yields an `ObjectRef` for each item, with ``for`` or ``async for``. An error is that of the last reference."""
+
+    def __init__(self, runtime: "Runtime", what: str) -> None:
+        """No items yet. ``what`` names the call."""
+        self._runtime, self._what = runtime, what
+        self._items: deque[Entry] = deque()
+        self._has_ended = False
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[], object]] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        self._source: Any = None
+        self._is_cancelled = False
+        self._completed = runtime.new_entry(what)
+
+    # -- filled on the loop ----------------------------------------------------------------------------------------
+
+    def push(self, entry: Entry) -> None:
+        """One more is there, or has failed."""
+        with self._changed:
+            self._items.append(entry)
+            self._changed.notify_all()
+        self._wake()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more come."""
+        if error is not None:
+            entry = self._runtime.new_entry(self._what)
+            entry.fail(error)
+            self.push(entry)
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+        if error is None:
+            self._completed.complete(b"\x80\x05N.")
+        else:
+            self._completed.fail(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.get_loop().call_soon_threadsafe(lambda waiter=waiter: waiter.done() or waiter.set_result(None))
+
+    async def follow(self, source: Any) -> None:
+        """Take what a native stream brings."""
+        self._source = source
+        try:
+            async for item in source:
+                entry = self._runtime.new_entry(self._what)
+                entry.complete(item)
+                self.push(entry)
+        except asyncio.CancelledError:
+            self.end(TaskCancelledError())
+            if not self._is_cancelled:
+                raise
+        except BaseException as error:
+            self.end(error)
+        else:
+            self.end()
+
+    def cancel(self, by_force: bool) -> None:
+        """Nobody wants it any more. On the loop."""
+        self._is_cancelled = True
+        if self._source is not None:
+            self._runtime.start(self._source.aclose())
+
+    # -- read on any thread ----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> "ObjectRefGenerator":
+        return self
+
+    def __next__(self) -> ObjectRef[Any]:
+        return self._next_sync(None)
+
+    def _next_sync(self, timeout_s: float | None = None) -> ObjectRef[Any]:
+        if not self._items and not self._has_ended:
+            self._runtime.check_may_wait("next() of a stream", "async for ref in generator")
+            with lending(), self._changed:
+                if not self._changed.wait_for(lambda: self._items or self._has_ended, timeout_s):
+                    raise GetTimeoutError(f"{self._what}: no item came within {timeout_s:g} s")
+        if self._items:
+            return ObjectRef(self._items.popleft())
+        raise StopIteration
+
+    def __aiter__(self) -> "ObjectRefGenerator":
+        return self
+
+    async def __anext__(self) -> ObjectRef[Any]:
+        while not self._items:
+            if self._has_ended:
+                raise StopAsyncIteration
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            if self._items or self._has_ended:
+                continue
+            await waiter
+        return ObjectRef(self._items.popleft())
+
+    def completed(self) -> ObjectRef[Any]:
+        """Return a reference that is there, or fails, once the call has ended."""
+        return ObjectRef(self._completed)
+
+    def next_ready(self) -> bool:
+        """Return whether `next` would not wait."""
+        return bool(self._items) or self._has_ended
+
+    @property
+    def is_done(self) -> bool:
+        """See `runtime.Waitable`."""
+        return self.next_ready()
+
+    def when_done(self, callback: Callable[[], object]) -> bool:
+        """See `runtime.Waitable`."""
+        with self._changed:
+            if self._items or self._has_ended:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def forget(self, callback: Callable[[], object]) -> None:
+        """See `runtime.Waitable`."""
+        with self._changed:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def is_finished(self) -> bool:
+        """Return whether all items have been read."""
+        return self._has_ended and not self._items
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a generator of references cannot be sent elsewhere: send its references")
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._what})"
+
+
+DynamicObjectRefGenerator = ObjectRefGenerator
+EndOfStream = ObjectRefStreamEndOfStreamError
+
+
+def follow_actor(
+    generator: ObjectRefGenerator,
+    actor: str,
+    keeps_order: bool,
+    method: tuple[str, str, int],
+    packed: bytes | Payload,
+    slots: Sequence[Entry],
+    life: object,
+) -> None:
+    """Call a method that streams. On the loop."""
+    generator._runtime.start(_follow_actor(generator, actor, keeps_order, method, packed, slots, life))
+
+
+async def _follow_actor(
+    generator: ObjectRefGenerator,
+    actor: str,
+    keeps_order: bool,
+    method: tuple[str, str, int],
+    packed: bytes | Payload,
+    slots: Sequence[Entry],
+    life: object,
+) -> None:
+    try:
+        for entry in slots:
+            await ObjectRef(entry)
+        mesh: Any = await generator._runtime.calling.client(actor, keeps_order).reach()
+        source = mesh.run_stream.stream_one(method, packed, [entry.value for entry in slots])
+    except BaseException as error:
+        generator.end(error)
+        return
+    await generator.follow(source)
+    del life

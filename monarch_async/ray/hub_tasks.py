@@ -1,0 +1,285 @@
+"""Tasks at the hub: whoever submits them, they are the native pool's of the driver, and share its warm workers."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_async.mesh.stream import Stream
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.exceptions import TaskCancelledError
+from monarch_async.ray.generator import ObjectRefGenerator
+from monarch_async.ray.object_ref import ObjectRef
+from monarch_async.ray.options import TaskOptions
+from monarch_async.ray.payload import Packed, Payload, Stored
+from monarch_async.ray.runtime_env import RuntimeEnv
+from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
+from monarch_async.ray.task_body import TaskBody, TaskHead
+from monarch_async.tasks.function import TaskFunction
+from monarch_async.tasks.future import TaskFuture
+from monarch_async.tasks.options import CheckedOptions, read_options
+from monarch_async.tasks.pool import active_pool
+
+if TYPE_CHECKING:
+    from monarch_async.ray.hub import Hub
+
+_FOR_EVER = 1 << 30
+_MOST_EVENTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One task, as it is said to the hub. ``numbers``: of its results' objects; ``slots``: its arguments that are some."""
+
+    function: bytes  #: the key of what `HubTasks.learn` was told
+    options: TaskOptions
+    packed: bytes | Payload
+    name: str
+    namespace: str
+    runtime_env: Mapping[str, Any] | None
+    is_nested: bool
+
+
+def native_function(body: TaskBody) -> TaskFunction:
+    """Return a body as native workers get it."""
+    function = TaskFunction(body)
+    function.name = body.name
+    return function
+
+
+class HubTasks:
+    """See the module."""
+
+    def __init__(self, hub: "Hub") -> None:
+        """None yet."""
+        self._hub, self._runtime = hub, hub.runtime
+        self._numbers = itertools.count(1)
+        self._functions: dict[bytes, TaskFunction] = {}
+        self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions]] = {}
+        self._streams: dict[int, ObjectRefGenerator] = {}
+        self.events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)  #: what `timeline` returns
+        hub.operations["tasks.learn"] = self._learn
+        hub.operations["tasks.submit"] = self._take
+        hub.operations["tasks.events"] = lambda src: list(self.events)
+        hub.operations["objects.put"] = self._put
+        hub.operations["streams.begin"], hub.operations["streams.next"] = self._begin_stream, self._next_of_stream
+        hub.operations["streams.end"] = self._end_stream
+
+    def learn(self, key: bytes, function: TaskFunction) -> None:
+        """Know a function."""
+        self._functions.setdefault(key, function)
+
+    def _learn(self, src: int, key: bytes, body: TaskBody) -> None:
+        if key not in self._functions:
+            self._functions[key] = native_function(body)
+
+    def _take(self, src: int, submission: Submission, slots: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Another process has submitted a task; it has its results' references already."""
+        borrowing = self._runtime.borrowing
+        entries = [Entry(self._runtime, number, submission.name) for number in numbers]
+        for entry in entries:
+            borrowing.lend(entry, src)
+        self.submit(submission, [ref._entry for ref in slots], entries)
+
+    def _put(self, src: int, number: int, packed: Packed) -> None:
+        """A task has put an object: it is owned here, as that process may end soon."""
+        entry = Entry(self._runtime, number, "ray.put")
+        self._runtime.borrowing.lend(entry, src)
+        entry.complete(packed)
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def stream(self, generator: ObjectRefGenerator, submission: Submission, slots: Sequence[Entry]) -> None:
+        """Run a task that streams, for this process."""
+        self._runtime.start(self._stream(generator, submission, slots))
+
+    async def _stream(self, generator: ObjectRefGenerator, submission: Submission, slots: Sequence[Entry]) -> None:
+        try:
+            for entry in slots:
+                await ObjectRef(entry)
+            room = await self._hub.placing.room_for_task(submission.options)
+            run = _Run(self, submission, slots, ())
+            function, checked, args = run.call(run.check(room), 1)
+            source = Stream(active_pool().stream(function, checked, args, {}))
+        except Exception as error:
+            generator.end(error)
+            return
+        await generator.follow(source)
+
+    def _begin_stream(self, src: int, submission: Submission, slots: Sequence[Any]) -> int:
+        number = next(self._numbers)
+        generator = self._streams[number] = ObjectRefGenerator(self._runtime, submission.name)
+        self.stream(generator, submission, [ref._entry for ref in slots])
+        return number
+
+    async def _next_of_stream(self, src: int, number: int) -> Any:
+        generator = self._streams[number]
+        try:
+            return await anext(generator)
+        except StopAsyncIteration:
+            del self._streams[number]
+            return None
+
+    def _end_stream(self, src: int, number: int) -> None:
+        generator = self._streams.pop(number, None)
+        if generator is not None:
+            generator.cancel(False)
+
+    # -- tasks that return -----------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, slots: Sequence[Entry], entries: Sequence[Entry]) -> None:
+        """Run a task once its arguments are there. ``entries`` are its results; it runs where there are none, too."""
+        pending = [entry for entry in slots if not entry.is_done]
+        run = _Run(self, submission, slots, entries)
+        for entry in entries:
+            entry.cancel = run.cancel
+        if pending:
+            run.wait(pending)
+        else:
+            run.go()
+
+
+class _Run:
+    """One task that was submitted."""
+
+    __slots__ = ("_entries", "_future", "_is_cancelled", "_left", "_slots", "_started", "_submission", "_tasks")
+
+    def __init__(
+        self, tasks: HubTasks, submission: Submission, slots: Sequence[Entry], entries: Sequence[Entry]
+    ) -> None:
+        self._tasks, self._submission, self._slots, self._entries = tasks, submission, slots, entries
+        self._future: TaskFuture[Any] | None = None
+        self._is_cancelled = False
+
+    def wait(self, pending: Sequence[Entry]) -> None:
+        """Arguments are not there yet."""
+        self._left = len(pending)
+        for entry in pending:
+            if not entry.when_done(self._argument_done):
+                self._argument_done()
+
+    def _argument_done(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.go()
+
+    def go(self) -> None:
+        """Its arguments are there."""
+        if self._is_cancelled:
+            return
+        failed = next((entry for entry in self._slots if entry.error is not None), None)
+        if failed is not None:
+            self._fail(self._tasks._runtime.error_of(failed))
+            return
+        tasks, options = self._tasks, self._submission.options
+        room = tasks._hub.placing.room_now(options)
+        if room is None:
+            tasks._runtime.start(self._find_room())
+            return
+        key = id(options)
+        known = tasks._checked.get(key)
+        if known is None or known[0].options is not options or known[1] is not room or self._submission.runtime_env:
+            known = (self._submission, room, self.check(room))
+            if not self._submission.runtime_env:
+                if len(tasks._checked) > 4096:
+                    tasks._checked.clear()
+                tasks._checked[key] = known
+        self._start(known[2])
+
+    async def _find_room(self) -> None:
+        try:
+            room = await self._tasks._hub.placing.room_for_task(self._submission.options)
+            if not self._is_cancelled:
+                self._start(self.check(room))
+        except Exception as error:
+            self._fail(error)
+
+    def check(self, room: Mapping[str, Any]) -> CheckedOptions:
+        """Return the options of the native task."""
+        submission, options = self._submission, self._submission.options
+        given: dict[str, Any] = dict(room)
+        if submission.runtime_env:
+            runtime_env = RuntimeEnv(**submission.runtime_env)
+            given["env"] = {**given.get("env", {}), **runtime_env.env}
+            given["cwd"] = runtime_env.cwd
+        retries = 3 if options.max_retries is None else options.max_retries
+        given["retries"] = _FOR_EVER if retries < 0 else retries
+        retry = options.retry_exceptions
+        given["retry_on"] = (Exception,) if retry is True else tuple(retry or ())
+        return read_options({**given, "poison": _FOR_EVER, "name": submission.name})  # type: ignore[typeddict-item]
+
+    def _start(self, checked: CheckedOptions) -> None:
+        self._started = time.time()
+        try:
+            function, checked, args = self.call(checked, len(self._entries))
+            self._future = active_pool().submit(
+                function, checked, args, {}, goes_first=self._submission.is_nested
+            )
+        except Exception as error:
+            self._fail(error)
+            return
+        self._future.add_done_callback(self._done)
+
+    def call(self, checked: CheckedOptions, count: int) -> tuple[TaskFunction, CheckedOptions, tuple[Any, ...]]:
+        """Return the native task: its function, options and arguments."""
+        values: list[Packed | int] = []
+        stored: list[Any] = []
+        for entry in self._slots:
+            value = entry.value
+            if isinstance(value, Stored):
+                values.append(len(stored))
+                stored.append(value.ref)
+            else:
+                assert value is not None
+                values.append(value)
+        head = tuple(self._head(checked, count))
+        function = self._tasks._functions[self._submission.function]
+        return function, checked, (head, self._submission.packed, values, *stored)
+
+    def _head(self, checked: CheckedOptions, count: int) -> TaskHead:
+        submission, options = self._submission, self._submission.options
+        strategy = options.scheduling_strategy
+        group, captures = "", False
+        if isinstance(strategy, PlacementGroupSchedulingStrategy):
+            group, captures = strategy.placement_group.id.hex(), bool(strategy.captures_children)
+        shape = checked.shape
+        resources = {name: amount for name, amount in (("CPU", shape.cpus), ("GPU", shape.gpus)) if amount}
+        resources.update(shape.custom)
+        first = self._entries[0].number if self._entries else 0
+        env = dict(submission.runtime_env) if submission.runtime_env else None
+        return TaskHead(
+            count, f"{first:032x}", submission.name, resources, submission.namespace, group, captures, env
+        )
+
+    def cancel(self, by_force: bool) -> None:
+        """Nobody wants it any more."""
+        self._is_cancelled = True
+        if self._future is not None:
+            self._future.cancel()
+        else:
+            self._fail(TaskCancelledError())
+
+    def _done(self, future: TaskFuture[Any]) -> None:
+        now = time.time()
+        self._tasks.events.append(
+            {
+                "name": self._submission.name, "cat": "task", "ph": "X", "pid": "tasks", "tid": 0,
+                "ts": self._started * 1e6, "dur": (now - self._started) * 1e6, "args": {},
+            }  # fmt: skip
+        )
+        if future.cancelled():
+            self._fail(TaskCancelledError())
+        elif (error := future.exception()) is not None:
+            self._fail(error)
+        elif len(self._entries) == 1:
+            self._entries[0].complete(future.result())
+        else:
+            for entry, value in zip(self._entries, future.result(), strict=True):
+                entry.complete(value)
+
+    def _fail(self, error: BaseException) -> None:
+        for entry in self._entries:
+            if not entry.is_done:
+                entry.fail(error)

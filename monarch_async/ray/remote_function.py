@@ -1,0 +1,179 @@
+"""Remote functions: what ``@ray.remote`` makes of a function."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monarch_async.ray.amounts import of_task
+from monarch_async.ray.context import RunningContext
+from monarch_async.ray.generator import ObjectRefGenerator
+from monarch_async.ray.hub_tasks import Submission, native_function
+from monarch_async.ray.object_ref import ObjectRef, is_ref
+from monarch_async.ray.options import TaskOptions, check_task_options
+from monarch_async.ray.payload import Payload, own, pack, pack_arguments
+from monarch_async.ray.placement_group import with_strategy_here
+from monarch_async.ray.runtime import Runtime, current
+from monarch_async.ray.runtime_env import RuntimeEnv, merge
+from monarch_async.ray.task_body import StreamBody, TaskBody
+
+
+class RemoteFunction:
+    """A function that runs as a task: ``function.remote(...)`` returns the reference of its result."""
+
+    def __init__(self, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+        """``given``: the options. Raises ValueError for a coroutine function, as Ray does."""
+        if inspect.iscoroutinefunction(function):
+            name = getattr(function, "__name__", function)
+            raise ValueError(f"{name} is async def, which only actors' methods may be: ma.submit takes such functions")
+        self._function, self._given = function, dict(given)
+        self._options = check_task_options(given)
+        self._signature = _signature_of(function)
+        self._data: bytes | Payload | None = None
+        self._keys: dict[tuple[bool, bool], bytes] = {}
+        self._known_to: Runtime | None = None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        name = self._function.__name__
+        raise TypeError(f"{name}() is a remote function: {name}.remote() runs it as a task")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFunction, (self._function, self._given)
+
+    def options(self, **given: Any) -> "RemoteFunctionWithOptions":
+        """Return the function with other options."""
+        return RemoteFunctionWithOptions(self, self._options.merged(given))
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it as a task."""
+        return self._submit(self._options, args, kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("compiled graphs and workflows (bind) are not offered: await calls in a coroutine")
+
+    def _submit(self, options: TaskOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        runtime = current()
+        if self._signature is not None:
+            self._signature.bind(*args, **kwargs)
+        name = options.name or self._function.__name__
+        packed, refs = pack_arguments(args, kwargs, is_ref, name)
+        count = options.num_returns
+        is_stream = count == "streaming" or (count is None and self._yields)
+        context = runtime.context
+        env = _env_of(runtime, options)
+        options = with_strategy_here(options, of_task(options), name) if _needs_strategy(context, options) else options
+        submission = Submission(
+            self._key(runtime, is_stream), options, own(packed), name, context.namespace or runtime.namespace, env,
+            context.lend is not None,
+        )  # fmt: skip
+        if is_stream:
+            generator = ObjectRefGenerator(runtime, name)
+            runtime.post(stream_task, runtime, generator, submission, refs)
+            return generator
+        number = 1 if count is None else int(count)
+        if runtime.is_driver:
+            entries = [runtime.new_entry(name) for _ in range(number)]
+            runtime.post(runtime.hub_access.tasks.submit, submission, [ref._entry for ref in refs], entries)  # type: ignore[attr-defined]
+            made = [ObjectRef(entry) for entry in entries]
+        else:
+            numbers = [runtime.take_number() for _ in range(number)]
+            runtime.post(runtime.tell_hub, "tasks.submit", submission, refs, numbers)
+            made = [runtime.borrowed(each) for each in numbers]
+        return made[0] if number == 1 else made or None
+
+    @property
+    def _yields(self) -> bool:
+        plain = inspect.unwrap(self._function)
+        return inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
+
+    def _key(self, runtime: Runtime, is_stream: bool) -> bytes:
+        """Return by what the hub knows the function, having told it where it does not yet."""
+        from monarch_async.ray.install import is_installed
+
+        if self._known_to is not runtime:
+            self._keys, self._known_to = {}, runtime
+        installs = is_installed()
+        key = self._keys.get((is_stream, installs))
+        if key is not None:
+            return key
+        if self._data is None:
+            self._data = own(pack(self._function, f"function {self._function.__name__}"))
+        kind = StreamBody if is_stream else TaskBody
+        body = kind(self.__qualname__.replace("<locals>.", ""), self._data, installs)  # type: ignore[attr-defined]
+        key = self._keys[(is_stream, installs)] = _digest(self._data, is_stream, installs)
+        if runtime.is_driver:
+            runtime.post(runtime.hub_access.tasks.learn, key, native_function(body))  # type: ignore[attr-defined]
+        else:
+            runtime.post(runtime.tell_hub, "tasks.learn", key, body)
+        return key
+
+
+class RemoteFunctionWithOptions:
+    """A remote function, with options."""
+
+    __slots__ = ("_function", "_options")
+
+    def __init__(self, function: RemoteFunction, options: TaskOptions) -> None:
+        """Made by `RemoteFunction.options`."""
+        self._function, self._options = function, options
+
+    def options(self, **given: Any) -> "RemoteFunctionWithOptions":
+        """Return it with still other options."""
+        return RemoteFunctionWithOptions(self._function, self._options.merged(given))
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it as a task."""
+        return self._function._submit(self._options, args, kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        return self._function.bind()
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _needs_strategy(context: RunningContext, options: TaskOptions) -> bool:
+    return context.captures or options.scheduling_strategy is not None
+
+
+def _env_of(runtime: Runtime, options: TaskOptions) -> dict[str, Any] | None:
+    outer = runtime.outer_env
+    if not outer:
+        return dict(options.runtime_env) if options.runtime_env else None
+    return dict(merge(RuntimeEnv(**outer), options.runtime_env)) or None
+
+
+def _digest(data: bytes | Payload, *how: bool) -> bytes:
+    digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
+    parts = [data] if isinstance(data, bytes) else [data.skeleton, *data.buffers]
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def stream_task(runtime: Runtime, generator: ObjectRefGenerator, submission: Submission, refs: Any) -> None:
+    """Run a task that streams. On the loop."""
+    if runtime.is_driver:
+        runtime.hub_access.tasks.stream(generator, submission, [ref._entry for ref in refs])  # type: ignore[attr-defined]
+    else:
+        runtime.start(_stream_from_hub(runtime, generator, submission, refs))
+
+
+async def _stream_from_hub(runtime: Runtime, generator: ObjectRefGenerator, submission: Submission, refs: Any) -> None:
+    stream = await runtime.hub("streams.begin", submission, refs)
+    try:
+        while (item := await runtime.hub("streams.next", stream)) is not None:
+            generator.push(item._entry)
+    except BaseException as error:
+        generator.end(error)
+    else:
+        generator.end()

@@ -1,0 +1,311 @@
+"""What the facade needs in every process: the loop, objects, and the way to the hub.
+
+Its functions are called on the user's threads; all that is said to others is said on the loop: in the driver that of a
+thread of its own, in a worker the process's.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from monarch_async.errors import Error
+from monarch_async.ids import host_of, random_id64
+from monarch_async.mesh.domain import Domain, find_domain
+from monarch_async.ray.borrowing import Borrowing
+from monarch_async.ray.calling import Calling
+from monarch_async.ray.context import RunningContext, lending, running
+from monarch_async.ray.entry import Entry
+from monarch_async.ray.exceptions import as_ray_error
+from monarch_async.ray.object_ref import ObjectRef
+
+T = TypeVar("T")
+
+
+class HubAccess(Protocol):
+    """How a process asks the hub."""
+
+    async def ask(self, operation: str, *args: object) -> Any:
+        """Ask; raises what is raised there."""
+        ...
+
+    def send(self, operation: str, args: tuple[object, ...]) -> Awaitable[Any]:
+        """Say something now, in order; what is returned ends when it was heard."""
+        ...
+
+
+class Waitable(Protocol):
+    """An entry, or a generator."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        ...
+
+    def when_done(self, callback: Callable[[], object]) -> bool:
+        """Have this called then; False: it is so already."""
+        ...
+
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Undo `when_done`."""
+        ...
+
+
+class Runtime:
+    """One per process; see `current`."""
+
+    def __init__(self, domain: Domain, hub: HubAccess, hub_address: int, *, is_driver: bool) -> None:
+        """``hub_address``: the process it is in."""
+        self.domain, self.hub_access, self.hub_address, self.is_driver = domain, hub, hub_address, is_driver
+        self.loop, self.address = domain.router.loop, domain.router.address
+        self.namespace, self.job_id = "", "01000000"
+        self.outside = RunningContext()
+        self.runtime_env: Mapping[str, Any] | None = None  #: of the job
+        self._thread = domain.holdings.thread
+        self._numbers = itertools.count(random_id64() >> 1)  # no two processes' meet
+        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_over = False
+        self.borrowing = Borrowing(self)
+        self.calling = Calling(self)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def post(self, work: Callable[..., object], *args: Any) -> None:
+        """Have ``work(*args)`` called on the loop, soon, in the order in which it was said. On any thread."""
+        self._inbox.append((work, args))
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed: all is over
+                self._inbox.clear()
+
+    def _drain(self) -> None:
+        self._is_woken = False
+        inbox = self._inbox
+        while inbox:
+            work, args = inbox.popleft()
+            try:
+                work(*args)
+            except Exception as error:
+                self.loop.call_exception_handler({"message": f"ray facade: {work!r} failed", "exception": error})
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine in a task, on the loop. What it raises is logged."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.get_ident() == self._thread
+
+    def check_may_wait(self, what: str, instead: str) -> None:
+        """Raise RuntimeError where waiting would stop the loop that brings what is waited for."""
+        if self.is_on_loop:
+            raise RuntimeError(f"{what} would block the event loop it runs on, for ever: use `{instead}`")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its end. On any other thread."""
+        if self.is_on_loop:
+            work.close()
+            raise RuntimeError("this call would block the event loop it runs on: call it from a plain method")
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def tell_hub(self, operation: str, *args: object) -> None:
+        """Say something to the hub, now, in order; what comes of it nobody waits for. On the loop."""
+        told = self.hub_access.send(operation, args)
+        self.start(_heard(told))
+
+    async def hub(self, operation: str, *args: object) -> Any:
+        """Ask the hub. Raises what it raises."""
+        return await self.hub_access.ask(operation, *args)
+
+    async def aclose(self) -> None:
+        """Nothing more is sent. Who waits for an object is told."""
+        self.is_over = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- objects ---------------------------------------------------------------------------------------------------
+
+    def new_entry(self, what: str) -> Entry:
+        """Return a new object of this process. On any thread."""
+        return Entry(self, next(self._numbers), what)
+
+    def take_number(self) -> int:
+        """Return the number of an object that the hub is to own. On any thread."""
+        return next(self._numbers)
+
+    def borrowed(self, number: int) -> ObjectRef[Any]:
+        """Return a reference to an object of the hub, which knows that this process has it."""
+        return ObjectRef(self.borrowing.borrow(self.hub_address, number, None, is_known=True))
+
+    def error_of(self, entry: Entry) -> BaseException:
+        """Return what an entry failed with, as Ray's error; a new one each time."""
+        assert entry.error is not None
+        return as_ray_error(entry.error, entry.what, entry.actor)
+
+    def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
+        """Let go of the values of these objects, whoever refers to them. On any thread."""
+        for ref in refs:
+            self.post(self.borrowing.free, ref._entry)
+
+    def wait_all(self, entries: Sequence[Entry], timeout: float | None) -> bool:
+        """Wait on this thread until all entries are done, or one has failed; return whether that is in time."""
+        waiting = [entry for entry in entries if not entry.is_done]
+        if not waiting or any([entry.error is not None for entry in entries]):
+            return True
+        self.check_may_wait("ray.get", "await ref")
+        countdown = Countdown(len(waiting))
+        arrivals = [Arrival(countdown, entry) for entry in waiting]
+        for arrival in arrivals:
+            if not arrival.entry.when_done(arrival):
+                arrival()
+        with lending():
+            is_in_time = countdown.wait(timeout)
+        for arrival in arrivals:
+            if not arrival.entry.is_done:
+                arrival.entry.forget(arrival)
+        return is_in_time
+
+    def wait_done(self, entries: Sequence[Waitable], count: int, timeout: float | None) -> bool:
+        """Wait on this thread until ``count`` of the entries are done; return whether they are in time."""
+        missing = count - sum([entry.is_done for entry in entries])
+        if missing <= 0:
+            return True
+        self.check_may_wait("ray.get or ray.wait", "await ref")
+        waiting = [entry for entry in entries if not entry.is_done]
+        countdown = Countdown(missing)
+        for entry in waiting:
+            if not entry.when_done(countdown):
+                countdown()
+        with lending():
+            is_in_time = countdown.wait(timeout)
+        if not is_in_time or missing < len(waiting):
+            for entry in waiting:
+                entry.forget(countdown)
+        return is_in_time
+
+    # -- what runs here --------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> RunningContext:
+        """What runs on this thread, or in this task of the loop."""
+        return running.get() or self.outside
+
+    @property
+    def node_id(self) -> str:
+        """The id of this process's host."""
+        return node_id_of(host_of(self.address) if not self.is_driver else self.domain.hosts[0].id)
+
+    @property
+    def actor_id(self) -> str | None:
+        """The id of the actor that runs here."""
+        return self.context.actor_id or None
+
+    @property
+    def outer_env(self) -> Mapping[str, Any] | None:
+        """The runtime environment of what runs here, or of the job: what is made here has it, too."""
+        return self.context.runtime_env or self.runtime_env
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task that runs here."""
+        return self.context.task_name
+
+
+async def _heard(told: Awaitable[Any]) -> None:
+    with contextlib.suppress(Error):
+        await told
+
+
+class Arrival:
+    """Counts an entry as it is done; one that has failed ends the waiting."""
+
+    __slots__ = ("_countdown", "entry")
+
+    def __init__(self, countdown: "Countdown", entry: Entry) -> None:
+        """``entry`` is waited for."""
+        self._countdown, self.entry = countdown, entry
+
+    def __call__(self) -> None:
+        """It is done."""
+        if self.entry.error is not None:
+            self._countdown.end()
+        else:
+            self._countdown()
+
+
+class Countdown:
+    """Wakes the thread that waits after so many calls."""
+
+    __slots__ = ("_left", "_lock", "_over")
+
+    def __init__(self, count: int) -> None:
+        """``count`` is positive."""
+        self._left, self._lock, self._over = count, threading.Lock(), threading.Lock()
+        self._over.acquire()
+
+    def __call__(self) -> None:
+        """One more. On any thread."""
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._over.release()
+
+    def end(self) -> None:
+        """No more are waited for."""
+        with self._lock:
+            if self._left > 0:
+                self._left = 0
+                self._over.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Return whether they have come in time."""
+        return self._over.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+
+def node_id_of(host: int) -> str:
+    """Return what the facade calls a host."""
+    return f"{host:056x}"
+
+
+_current: Runtime | None = None
+_lock = threading.Lock()
+
+
+def current() -> Runtime:
+    """Return this process's runtime. Where there is none: in the driver it is begun, as `init` does."""
+    runtime = _current
+    if runtime is not None and not runtime.is_over:
+        return runtime
+    from monarch_async.ray import driver, worker
+
+    domain = find_domain()
+    if domain is not None and host_of(domain.root) != host_of(domain.router.address):
+        return worker.begin(domain)
+    driver.init()
+    assert _current is not None
+    return _current
+
+
+def find() -> Runtime | None:
+    """Return this process's runtime, if it has begun."""
+    return _current if _current is not None and not _current.is_over else None
+
+
+def set_current(runtime: Runtime | None) -> None:
+    """It begins, or has ended."""
+    global _current
+    _current = runtime

@@ -1,0 +1,186 @@
+"""What a remote function is in a worker: the user's function around which arguments are unpickled and results pickled."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from monarch_async.ray.context import RunningContext, running
+from monarch_async.ray.payload import (
+    LARGE,
+    Packed,
+    Payload,
+    nbytes_of,
+    own,
+    pack,
+    store,
+    unpack,
+    unpack_arguments,
+)
+from monarch_async.ray.runtime_env import RuntimeEnv
+from monarch_async.tasks.children import children
+
+_END = object()
+
+
+class TaskHead(NamedTuple):
+    """What goes with every call: plain values."""
+
+    count: int  #: of results
+    id: str  #: as hex
+    name: str
+    resources: dict[str, float]
+    namespace: str
+    group: str  #: the placement group's id
+    captures: bool
+    runtime_env: dict[str, Any] | None = None  #: paths and a hook to be applied here; variables are set already
+
+
+def load_function(data: bytes | Payload, installs: bool) -> Any:
+    """Return what was pickled; ``installs``: to be done with the facade installed as ``ray``."""
+    if installs:
+        from monarch_async.ray.install import install
+
+        install()
+    return unpack(data)
+
+
+class TaskBody:
+    """A function that returns. Called on the runner's thread."""
+
+    __slots__ = ("_data", "_function", "_installs", "name")
+
+    def __init__(self, name: str, data: bytes | Payload, installs: bool) -> None:
+        """``data``: the function, pickled; ``installs``: see `load_function`. It is unpickled where it is called."""
+        self.name, self._data, self._installs = name, data, installs
+        self._function: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self._data, self._installs)
+
+    def _load(self) -> Any:
+        if self._function is None:
+            self._function = load_function(self._data, self._installs)
+        return self._function
+
+    def __call__(self, head: tuple[Any, ...], packed: bytes | Payload, values: Sequence[Any], *stored: object) -> Any:
+        from monarch_async.ray.runtime import current
+
+        runtime = current()
+        said = TaskHead(*head)
+        with _entered(said, runtime):
+            args, kwargs = unpack_arguments(packed, [_value_of(value, stored) for value in values])
+            result = self._load()(*args, **kwargs)
+            del args, kwargs
+            return [
+                _kept(value, runtime) for value in split(result, said.count, said.name)
+            ] if said.count != 1 else _kept(result, runtime)
+
+
+class StreamBody(TaskBody):
+    """A function that yields: a generator, which runs on a thread of its own, or an async generator."""
+
+    __slots__ = ()
+
+    async def __call__(  # type: ignore[override]
+        self, head: tuple[Any, ...], packed: bytes | Payload, values: Sequence[Any], *stored: object
+    ) -> AsyncIterator[Packed]:
+        from monarch_async.ray.runtime import current
+
+        runtime = current()
+        said = TaskHead(*head)
+        with _entered(said, runtime):
+            args, kwargs = unpack_arguments(packed, [_value_of(value, stored) for value in values])
+            made = self._load()(*args, **kwargs)
+            async for item in iterate(made, said.name):
+                yield await kept_on_loop(item, runtime)
+
+
+async def iterate(made: Any, name: str) -> AsyncIterator[object]:
+    """Iterate over what a generator function has made; a plain one's code runs on a thread of its own."""
+    if hasattr(made, "__aiter__"):
+        async for item in made:
+            yield item
+        return
+    if not hasattr(made, "__iter__"):
+        raise TypeError(f"{name} was to stream and returned a {type(made).__name__}, over which nothing can iterate")
+    iterator = iter(made)
+    context = copy_context()
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
+        try:
+            while (item := await loop.run_in_executor(thread, context.run, next, iterator, _END)) is not _END:
+                yield item
+        finally:
+            if hasattr(iterator, "close"):
+                await loop.run_in_executor(thread, context.run, iterator.close)
+
+
+@contextmanager
+def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
+    mine = children.get()
+    apply_runtime_env(head.runtime_env)
+
+    def lend(is_waiting: bool) -> None:
+        if mine is not None:
+            runtime.post(mine.lend, is_waiting)
+
+    token = running.set(
+        RunningContext(
+            task_name=head.name, task_id=head.id, assigned_resources=head.resources, namespace=head.namespace,
+            placement_group=head.group, captures=head.captures, runtime_env=head.runtime_env, lend=lend,
+        )
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        running.reset(token)
+
+
+_applied: set[str] = set()
+
+
+def apply_runtime_env(given: Mapping[str, Any] | None) -> None:
+    """Do what a runtime environment wants of a process before any code of the user's, once."""
+    if not given:
+        return
+    runtime_env = RuntimeEnv(**given)
+    for path in reversed(runtime_env.paths):
+        if path not in _applied:
+            _applied.add(path)
+            sys.path.insert(0, path)
+    hook = given.get("worker_process_setup_hook")
+    if hook is not None and "hook" not in _applied:
+        _applied.add("hook")
+        runtime_env.run_setup_hook()
+
+
+def _value_of(value: Any, stored: Sequence[object]) -> object:
+    return stored[value] if type(value) is int else unpack(value)
+
+
+def split(result: object, count: int, name: str) -> Sequence[object]:
+    """Return the results of a call that has ``count``. Raises ValueError where it has not."""
+    if count == 0:
+        return ()
+    try:
+        values = list(result)  # type: ignore[call-overload]
+    except TypeError:
+        raise ValueError(f"{name}: num_returns={count}, and it returned a {type(result).__name__}") from None
+    if len(values) != count:
+        raise ValueError(f"{name}: num_returns={count}, and it returned {len(values)} values")
+    return values
+
+
+def _kept(value: object, runtime: Any) -> Packed:
+    packed = pack(value, "result")
+    return runtime.run(store(packed, runtime.domain)) if nbytes_of(packed) >= LARGE else packed
+
+
+async def kept_on_loop(value: object, runtime: Any) -> Packed:
+    """Pickle a result, on the loop."""
+    packed = own(pack(value, "result"))
+    return await store(packed, runtime.domain) if nbytes_of(packed) >= LARGE else packed
