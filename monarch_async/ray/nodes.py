@@ -11,8 +11,9 @@ from monarch_async.mesh.domain import active_domain
 from monarch_async.ray.living import address_of, node_id_of
 from monarch_async.ray.placing import Placing
 from monarch_async.ray.runtime import current
-from monarch_async.scheduler.amounts import UNIT, total
-from monarch_async.scheduler.events import Held
+from monarch_async.scheduler.amounts import UNIT, Need, need_of, together, total
+from monarch_async.tasks.line import Stage
+from monarch_async.tasks.pool import TaskPool
 
 
 class Nodes:
@@ -67,8 +68,10 @@ class Nodes:
         return _summed([self._resources(host) for host in self._living.hosts])
 
     async def available_by_node(self) -> dict[str, dict[str, float]]:
-        """Return what nobody holds now on each node that lives, by node id."""
-        free = {row.host: _as_ray(row.free) for row in (await cluster().holdings()).hosts}
+        """Return what nobody holds now on each node that lives, by node id; what idle workers have is free."""
+        idle = _held_idle()
+        rows = (await cluster().holdings()).hosts
+        free = {row.host: _as_ray([total(row.free), *idle.get(row.host, ())]) for row in rows}
         return {
             node_id_of(host.id): {**free.get(host.id, {}), **self._named(host)}
             for host in self._living.hosts
@@ -79,8 +82,18 @@ class Nodes:
         return _summed(list((await self.available_by_node()).values()))
 
 
-def _as_ray(held: Held) -> dict[str, float]:
-    need = total(held)
+def _held_idle() -> dict[int, list[Need]]:
+    """Return by host what workers hold that are kept warm for tasks to come; they give it back when asked."""
+    pool = active_domain().annexes.get(TaskPool)
+    held: dict[int, list[Need]] = {}
+    for worker in pool.queue.workers() if isinstance(pool, TaskPool) else ():
+        if worker.stage is Stage.IDLE and worker.line.shape.within is None:
+            held.setdefault(worker.host, []).append(need_of(worker.line.shape.bundle()))
+    return held
+
+
+def _as_ray(needs: list[Need]) -> dict[str, float]:
+    need = together(needs)
     plain = {"CPU": need.cpus / UNIT, "GPU": need.gpus / UNIT, "memory": float(need.memory)}
     return {name: amount for name, amount in [*plain.items(), *_custom(need.custom)] if amount}
 
