@@ -14,7 +14,7 @@ Install `verl` without what it needs for training, and what its single controlle
 
     pip install torch==2.13.0 monarch-async
     pip install --no-deps "verl==0.9.*"
-    pip install "tensordict>=0.8,!=0.9.0,<=0.10" numpy packaging omegaconf "transformers>=5.5,<6"
+    pip install "tensordict>=0.8,!=0.9.0,<=0.10" numpy packaging omegaconf "transformers>=5.5.3,!=5.6.0,<5.11"
 
 Then either of
 

@@ -1,6 +1,7 @@
 """Where tasks and actors go, as `options(scheduling_strategy=...)` takes it, beside ``"DEFAULT"`` and ``"SPREAD"``."""
 
 from collections.abc import Mapping
+from operator import index
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class PlacementGroupSchedulingStrategy:
         placement_group_capture_child_tasks: bool | None = None,
     ) -> None:
         self.placement_group = placement_group
-        self.placement_group_bundle_index = placement_group_bundle_index
+        self.placement_group_bundle_index = index(placement_group_bundle_index)  # numpy's integers too: verl has them
         self.placement_group_capture_child_tasks = placement_group_capture_child_tasks
 
     @property
