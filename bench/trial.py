@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,16 @@ class Outcome:
     """What one system's process gave in one round."""
 
     results: list[Result]
+    seconds: float
+    leftovers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command printed, and how it ended, in words for what it should have printed and did not."""
+
+    printed: list[str]
+    reason: str
     seconds: float
     leftovers: int
 
@@ -60,12 +70,11 @@ def end_leftovers(token: str, grace: float) -> int:
     return 0
 
 
-def environment_for(system: System, token: str, scratch: str) -> dict[str, str]:
-    folder = str(system.python.parent)
+def environment_for(python: Path, token: str, scratch: str) -> dict[str, str]:
+    folder = str(python.parent)
     return {
         **os.environ,
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(BENCH / "workloads"),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": scratch,
         "BENCH_STARTED": str(time.time()),
@@ -73,10 +82,8 @@ def environment_for(system: System, token: str, scratch: str) -> dict[str, str]:
     }
 
 
-def run_system(system: System, workloads: Sequence[str], quick: bool) -> Outcome:
-    """Run one system's file once and collect what it prints; whatever it started is gone afterwards."""
-    script = str(BENCH / "workloads" / system.script)
-    command = [str(system.python), script, "--workloads", ",".join(workloads), *["--quick"] * quick]
+def run_command(command: Sequence[str], extra: Mapping[str, str], patience: float) -> Ended:
+    """Run a command, an interpreter first, with `extra` in its environment; whatever it started is gone afterwards."""
     token = secrets.token_hex(8)
     start = time.monotonic()
     # Files, not pipes: a daemon that outlives its parent would hold a pipe open and keep us reading.
@@ -90,15 +97,15 @@ def run_system(system: System, workloads: Sequence[str], quick: bool) -> Outcome
             stdout=printed,
             stderr=complaints,
             stdin=subprocess.DEVNULL,
-            env=environment_for(system, token, scratch),
+            env={**environment_for(Path(command[0]), token, scratch), **extra},
             start_new_session=True,
         )
         status = None
         try:
-            status = process.wait(PATIENCE[quick])
+            status = process.wait(patience)
             reason = ""
         except subprocess.TimeoutExpired:
-            reason = f"not done after {PATIENCE[quick]:.0f} s"
+            reason = f"not done after {patience:.0f} s"
             end_leftovers(token, 0)
             process.wait()
         except BaseException:
@@ -108,10 +115,19 @@ def run_system(system: System, workloads: Sequence[str], quick: bool) -> Outcome
         leftovers = end_leftovers(token, GRACE)
         seconds = time.monotonic() - start
         printed.seek(0)
-        results = [result for line in printed if (result := parse_line(line)) is not None]
+        lines = printed.readlines()
         complaints.seek(0)
         last_words = [line.strip() for line in complaints if line.strip()]
     reason = reason or f"ended with status {status}: {last_words[-1][:200] if last_words else 'no word why'}"
+    return Ended(lines, reason, seconds, leftovers)
+
+
+def run_system(system: System, workloads: Sequence[str], quick: bool) -> Outcome:
+    """Run one system's file once and collect what it prints; whatever it started is gone afterwards."""
+    script = str(BENCH / "workloads" / system.script)
+    command = [str(system.python), script, "--workloads", ",".join(workloads), *["--quick"] * quick]
+    ended = run_command(command, {"PYTHONPATH": str(BENCH / "workloads")}, PATIENCE[quick])
+    results = [result for line in ended.printed if (result := parse_line(line)) is not None]
     for name in system.prints:
-        results += missing_workloads(results, name, system.expect(name, workloads, quick), reason)
-    return Outcome(results, seconds, leftovers)
+        results += missing_workloads(results, name, system.expect(name, workloads, quick), ended.reason)
+    return Outcome(results, ended.seconds, ended.leftovers)

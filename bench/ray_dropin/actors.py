@@ -1,0 +1,159 @@
+"""Plain actors: one to one, one to many, many to many, on several threads, with references as arguments."""
+
+import time
+from collections.abc import Iterator
+
+import ray
+from rows import Step, check, main, row
+
+BATCH = 1000
+SERVERS = 4
+CLIENTS = 4
+EACH = 100
+
+
+@ray.remote(num_cpus=0)
+class Server:
+    """Answers with what it is given; counts, so that a call that ran twice or never is seen."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def echo(self, number: int) -> int:
+        return number
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def nap(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+
+@ray.remote(num_cpus=0)
+class Client:
+    """Calls servers from a process of its own."""
+
+    def __init__(self, servers: list) -> None:
+        self.servers = servers
+
+    def call(self, each: int) -> bool:
+        refs = [server.echo.remote(number) for number in range(each) for server in self.servers]
+        return ray.get(refs) == [number for number in range(each) for _ in self.servers]
+
+    def call_with_ref(self, each: int) -> bool:
+        argument = ray.put(each)
+        refs = [server.echo.remote(argument) for _ in range(each) for server in self.servers]
+        return ray.get(refs) == [each] * (each * len(self.servers))
+
+
+def start(count: int, **options: object) -> list:
+    servers = [Server.options(**options).remote() for _ in range(count)]
+    check(ray.get([server.echo.remote(1) for server in servers]), [1] * count, "first answers")
+    return servers
+
+
+def end(actors: list) -> None:
+    for actor in actors:
+        ray.kill(actor)
+
+
+@row("actor_1_1_sync", "calls/s")
+def one_to_one_sync() -> Iterator[Step]:
+    [server] = start(1)
+
+    def step() -> float:
+        for number in range(20):
+            check(ray.get(server.echo.remote(number)), number, "answer")
+        return 20
+
+    yield step
+    end([server])
+
+
+@row("actor_1_1_async", "calls/s")
+def one_to_one_async() -> Iterator[Step]:
+    [server] = start(1)
+    called = 0
+
+    def step() -> float:
+        nonlocal called
+        counts = ray.get([server.count.remote() for _ in range(BATCH)])
+        check(counts, list(range(called + 1, called + BATCH + 1)), "counts of calls in order")
+        called += BATCH
+        return BATCH
+
+    yield step
+    end([server])
+
+
+@row("actor_1_1_concurrent", "calls/s")
+def one_to_one_concurrent() -> Iterator[Step]:
+    [server] = start(1, max_concurrency=16)
+
+    def step() -> float:
+        answers = ray.get([server.echo.remote(number) for number in range(BATCH)])
+        check(answers, list(range(BATCH)), "answers of an actor with 16 threads")
+        return BATCH
+
+    yield step
+    end([server])
+
+
+@row("threads_16_naps", "calls/s")
+def naps() -> Iterator[Step]:
+    """Calls that sleep 5 ms on 16 threads: whether these really run at the same time."""
+    [server] = start(1, max_concurrency=16)
+
+    def step() -> float:
+        check(ray.get([server.nap.remote(0.005) for _ in range(160)]), [0.005] * 160, "answers")
+        return 160
+
+    yield step
+    end([server])
+
+
+@row("actor_by_name", "lookups/s")
+def by_name() -> Iterator[Step]:
+    [server] = start(1, name="server-by-name")
+
+    def step() -> float:
+        for number in range(10):
+            check(ray.get(ray.get_actor("server-by-name").echo.remote(number)), number, "answer of a named actor")
+        return 10
+
+    yield step
+    end([server])
+
+
+@row("actor_1_n_async", "calls/s")
+def one_to_many() -> Iterator[Step]:
+    servers = start(SERVERS)
+    yield from call_by_clients(servers, [Client.remote(servers)], with_ref=False)
+
+
+@row("actor_n_n_async", "calls/s")
+def many_to_many() -> Iterator[Step]:
+    servers = start(SERVERS)
+    yield from call_by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)], with_ref=False)
+
+
+@row("actor_n_n_with_ref", "calls/s")
+def many_to_many_with_ref() -> Iterator[Step]:
+    servers = start(SERVERS)
+    yield from call_by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)], with_ref=True)
+
+
+def call_by_clients(servers: list, clients: list, with_ref: bool) -> Iterator[Step]:
+    def step() -> float:
+        calls = [client.call_with_ref if with_ref else client.call for client in clients]
+        check(ray.get([call.remote(EACH) for call in calls]), [True] * len(clients), "whether all answers are right")
+        return EACH * len(servers) * len(clients)
+
+    yield step
+    end(clients + servers)
+
+
+if __name__ == "__main__":
+    main()
