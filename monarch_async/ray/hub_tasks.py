@@ -272,7 +272,7 @@ class _Run:
         if future.cancelled():
             self._fail(TaskCancelledError())
         elif (error := future.exception()) is not None:
-            self._fail(error)
+            self._fail(self._tasks._hub.placing.error_of(self._submission.options, error))
         elif len(self._entries) == 1:
             self._entries[0].complete(future.result())
         else:

@@ -199,7 +199,8 @@ Said = TypeVar("Said", bound=_Options)
 def with_strategy_here(options: Said, amounts: Amounts, what: str) -> Said:
     """Return the options of something that is started here, with what it inherits, after a check.
 
-    Where nothing is said of where it goes, that is the group of who starts it, if that captures what is started there.
+    Where nothing is said of where it goes, that is the group of who starts it, if that captures what is started there;
+    a strategy that names no group is how to say that it goes to none.
     Raises ValueError where the group has no such bundle, or none that is large enough for ``amounts``.
     """
     strategy = options.scheduling_strategy
@@ -209,7 +210,9 @@ def with_strategy_here(options: Said, amounts: Amounts, what: str) -> Said:
             return options
         strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), -1, True)
         options = replace(options, scheduling_strategy=strategy)  # type: ignore[type-var]  # they are dataclasses
-    if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is not None:
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        if strategy.placement_group is None:
+            return replace(options, scheduling_strategy=None)  # type: ignore[type-var]
         check_fits(strategy.placement_group, strategy.placement_group_bundle_index, amounts, what)
     return options
 
@@ -219,12 +222,13 @@ def check_fits(group: PlacementGroup, bundle: int, amounts: Amounts, what: str) 
     specs = group.bundle_specs
     if isinstance(bundle, bool) or not isinstance(bundle, int) or not -1 <= bundle < len(specs):
         raise ValueError(
-            f"placement group bundle index {bundle!r} of {what}: {group} has {len(specs)}, from 0 on; -1 is any of them"
+            f"placement group bundle index {bundle!r} of {what}: the group has {len(specs)}, from 0 on; -1 is any"
         )
     among = specs if bundle == -1 else [specs[bundle]]
     if not any(amounts.fits_within(Amounts.of_spec(spec)) for spec in among):
         where = "any bundle" if bundle == -1 else f"bundle {bundle}"
-        raise ValueError(f"{what} needs {amounts.as_ray()}, which does not fit into {where} of {group}: {among}")
+        name = f"placement group {group.id.hex()}"
+        raise ValueError(f"{what} needs {amounts.as_ray()}, which does not fit into {where} of {name}: {among}")
 
 
 def _checked_bundles(bundles: object) -> tuple[dict[str, float], ...]:
