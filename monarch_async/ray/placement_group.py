@@ -156,14 +156,13 @@ def placement_group(
     if name:
         _ask("placement_group.create", request)
     else:
-        runtime.post(runtime.tell_hub, "placement_group.create", request)
+        _tell("placement_group.create", request)
     return PlacementGroup(PlacementGroupID(request.id), specs)
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
     """Remove a group: what runs there ends. Returns at once; twice is fine."""
-    runtime = current()
-    runtime.post(runtime.tell_hub, "placement_group.remove", placement_group.id.binary())
+    _tell("placement_group.remove", placement_group.id.binary())
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
@@ -265,6 +264,15 @@ def _checked_labels(selectors: list[dict[str, str]] | None, count: int) -> dict[
             " each kind"
         )
     return dict(selectors[0])
+
+
+def _tell(operation: str, *args: object) -> None:
+    """Say it before anything that is said after this, also by a coroutine that ends at once."""
+    runtime = current()
+    if runtime.is_on_loop:
+        runtime.tell_hub(operation, *args)
+    else:
+        runtime.post(runtime.tell_hub, operation, *args)
 
 
 def _ask(operation: str, *args: object) -> Any:
