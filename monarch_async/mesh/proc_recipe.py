@@ -63,9 +63,13 @@ def _can_be_set(name: object, value: object) -> bool:
     return bool(name) and "=" not in name and "\0" not in name + value
 
 
+#: What workers import before they are forked, where this program has imported the first of each.
+_PRELOADED = (("torch", "pyarrow", "cloudpickle"), ("numpy",), ("monarch_async.ray",))
+
+
 def default_preload() -> tuple[str, ...]:
-    """Return what workers import before they are forked: torch and pyarrow, where this program uses torch."""
-    return ("torch", "pyarrow", "cloudpickle") if "torch" in sys.modules else ()
+    """Return what workers import before they are forked, of what takes long: torch or numpy, where this program does."""
+    return tuple([module for modules in _PRELOADED if modules[0] in sys.modules for module in modules])
 
 
 def client_path() -> tuple[str, ...]:

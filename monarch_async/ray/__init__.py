@@ -22,6 +22,7 @@ Chapters:
 - ``placing``, ``amounts``, ``living``, ``seat``, ``strategies``  where things go
 - ``placement_group``, ``group``, ``groups``, ``nodes``  placement groups; nodes and their resources
 - ``exceptions``, ``task_error``      what is raised
+- ``util``, ``metric_table``, ``rendezvous``, ``membership``  queues, metrics, collectives; the hub's part
 - ``runtime_context``, ``cloudpickle``, ``internal``, ``missing``  the rest of Ray's surface
 """
 

@@ -66,6 +66,9 @@ _SPECIAL = ("__ray_call__", "__ray_ready__", "__ray_terminate__")
 class ActorHandle:
     """A handle of an actor. It pickles and copies; the actor lives as long as there is one, or it was made to stay."""
 
+    _facts: ActorFacts
+    _life: ObjectRef[Any]
+
     def __init__(self, facts: ActorFacts, life: ObjectRef[Any]) -> None:
         """``life`` keeps the actor."""
         self.__dict__["_facts"], self.__dict__["_life"] = facts, life

@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, nbytes_of,
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
 from monarch_async.runtime.actor import Actor, endpoint
+
+CalledMethod = tuple[str, str, int]  #: name, group, count of results
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class ActorExit(BaseException):
 
 
 class ActorHost(Actor):
-    """See the module. ``method``: name, group, count of results."""
+    """See the module."""
 
     def __init__(self, birth: Birth, values: Sequence[Packed]) -> None:
         """On the thread."""
@@ -73,21 +76,20 @@ class ActorHost(Actor):
     # -- the four ways ---------------------------------------------------------------------------------------------
 
     @endpoint
-    def run(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    def run(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
         """A plain method, on the actor's thread."""
         with self._turn:
             return self._call(method, packed, values)
 
     @endpoint
-    async def run_threaded(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    async def run_threaded(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
         """A plain method, on a thread of its group."""
         threads = self._threads_of(method[1])
-        return await asyncio.get_running_loop().run_in_executor(
-            threads, copy_context().run, self._call, method, packed, values
-        )
+        run: Callable[..., Any] = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(threads, run, self._call, method, packed, values)
 
     @endpoint
-    async def run_async(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    async def run_async(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
         """A coroutine, or a plain method that is to run on the loop."""
         async with self._limit_of(method[1]):
             try:
@@ -103,7 +105,7 @@ class ActorHost(Actor):
 
     @endpoint
     async def run_stream(
-        self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]
+        self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]
     ) -> AsyncIterator[Packed]:
         """A generator, or an async generator."""
         limit: Any = self._limit_of(method[1]) if self._birth.is_async else _held(self._turn)
@@ -116,7 +118,7 @@ class ActorHost(Actor):
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _call(self, method: tuple[str, str, int], packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    def _call(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
         try:
             args, kwargs = unpack_arguments(packed, [self._load(value) for value in values] if values else ())
             result = self._find(method[0])(*args, **kwargs)
@@ -157,7 +159,7 @@ class ActorHost(Actor):
         packed = pack(value, "result")
         return self._runtime.run(store(packed, self._runtime.domain)) if nbytes_of(packed) >= LARGE else packed
 
-    async def _answer_on_loop(self, result: object, method: tuple[str, str, int]) -> Any:
+    async def _answer_on_loop(self, result: object, method: CalledMethod) -> Any:
         if method[2] == 1:
             return await kept_on_loop(result, self._runtime)
         return [await kept_on_loop(value, self._runtime) for value in split(result, method[2], method[0])]
@@ -182,6 +184,7 @@ class ActorHost(Actor):
         return self._birth.limits[group]
 
     async def _leave(self, why: str) -> None:
+        await self._runtime.leave()
         await self._runtime.hub("actors.exited", self._birth.actor, why)
 
 
@@ -189,15 +192,16 @@ def _terminate() -> None:
     raise ActorExit
 
 
-class _held:
-    """A lock of threads, for a coroutine."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    async def __aenter__(self) -> None:
-        while not self._lock.acquire(blocking=False):
-            await asyncio.sleep(0.001)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
+@asynccontextmanager
+async def _held(lock: threading.Lock) -> AsyncIterator[None]:
+    """Hold a lock of threads, in a coroutine."""
+    taking = asyncio.get_running_loop().run_in_executor(None, lock.acquire)
+    try:
+        await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        taking.add_done_callback(lambda _: lock.release())
+        raise
+    try:
+        yield
+    finally:
+        lock.release()

@@ -57,7 +57,7 @@ def method(*args: Any, **options: Any) -> Any:
 
 
 def put(value: Any) -> ObjectRef[Any]:
-    """Keep a copy of a value; return the reference to it. One of 1 MiB or more is shared by all processes of its host."""
+    """Keep a copy of a value; return its reference. One of 1 MiB or more is shared by all processes of its host."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already; put it into a list to refer to it")
     runtime = current()

@@ -12,6 +12,7 @@
 """
 
 import itertools
+import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,18 +21,22 @@ from monarch_async.errors import ActorDied, Error, Lost
 from monarch_async.mesh.actor_mesh import ActorMesh
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
-from monarch_async.ray.payload import Payload
+from monarch_async.ray.payload import Packed, Payload
 from monarch_async.runtime.call import load_outcome
 from monarch_async.runtime.path import Path
 from monarch_async.wire.frame import CANCEL, CANCELLED, WANTS_REPLY, pack_frame
 from monarch_async.wire.message import CallFields, pack_call_fields
-from monarch_async.wire.payload import Buffer, Ticketed, dumps_call
+from monarch_async.wire.payload import Buffer, Encoded, Ticketed, dumps_call
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
 
 _FIELDS = {name: CallFields(name) for name in ("run", "run_async", "run_threaded")}
 _CONTROL = {name: pack_call_fields(fields) for name, fields in _FIELDS.items()}
+
+
+#: Bytes of arguments that are surely not kept beside the pickle.
+_SMALL = 32 << 10
 
 
 class ActorCall:
@@ -53,7 +58,7 @@ class ActorCall:
         retries: int,
         life: object,
     ) -> None:
-        """``method``: its name, group, and how many results; ``refs``: arguments that are objects; ``life`` keeps it."""
+        """``method``: name, group, how many results; ``refs``: arguments that are objects; ``life`` keeps the actor."""
         self.style, self.method, self.packed, self.refs, self.entries = style, method, packed, refs, entries
         self.retries, self.life = retries, life
         self.sent_as = self.nbytes = self.number = 0
@@ -64,7 +69,7 @@ class ActorCall:
     @property
     def is_ready(self) -> bool:
         """Whether its arguments are there."""
-        return all([entry.is_done for entry in self.refs])
+        return all(entry.is_done for entry in self.refs)
 
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         """It was answered."""
@@ -159,15 +164,15 @@ class ActorClient:
         waiting.extend(queue)
 
     def _send(self, call: ActorCall) -> None:
-        failed = next((entry for entry in call.refs if entry.error is not None), None)
-        if failed is not None:
-            call.fail(self._runtime.error_of(failed))
-            return
-        values = [entry.value for entry in call.refs]
+        for entry in call.refs:
+            if entry.error is not None:
+                call.fail(self._runtime.error_of(entry))
+                return
+        values = [entry.value for entry in call.refs] if call.refs else ()
         path, router = self._path, self._runtime.domain.router
         assert path is not None
         try:
-            encoded = dumps_call((call.method, call.packed, values), {}, call.method[0])
+            encoded = _encoded(call, values)
             call.path = path
             call.sent_as = router.register(call)
             self._under_way[call.sent_as] = call
@@ -280,6 +285,13 @@ class ActorClient:
         """Return the actor, once it is up. Raises what `_ask_where` meets."""
         mesh, self._incarnation = await self._runtime.hub("actors.find", self.actor)
         return mesh
+
+
+def _encoded(call: ActorCall, values: Sequence[Packed | None]) -> Encoded:
+    """Return the arguments of the native call; plain ones, as most are, go straight to the C pickler."""
+    if not values and type(call.packed) is bytes and len(call.packed) < _SMALL:
+        return Encoded(pickle.dumps(((call.method, call.packed, ()), {}), 5), [])
+    return dumps_call((call.method, call.packed, values), {}, call.method[0])
 
 
 class Calling:

@@ -1,6 +1,6 @@
 """The hub: the driver's half of the facade. All that is placed or spawned belongs to it.
 
-ray_hub [skeleton, buffers]: (operation, arguments), pickled; answered with ["ok", skeleton, buffers] or ["error", pickled]
+ray_hub [skeleton, buffers]: (operation, arguments), pickled; answered with ["ok", skeleton, buffers] or ["error", data]
 """
 
 import asyncio
@@ -8,12 +8,16 @@ import pickle
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_async.control.worker import Exit
+from monarch_async.ids import host_of
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.ray.hub_actors import HubActors
 from monarch_async.ray.hub_tasks import HubTasks
+from monarch_async.ray.metric_table import MetricTable
 from monarch_async.ray.nodes import Nodes
 from monarch_async.ray.placing import Placing
+from monarch_async.ray.rendezvous import Rendezvous
 from monarch_async.wire.payload import Buffer, Ticketed, dumps, loads
 
 if TYPE_CHECKING:
@@ -41,12 +45,24 @@ class Hub:
         self.placing.start()
         self.tasks = HubTasks(self)
         self.actors = HubActors(self)
+        self.metrics, self.rendezvous = MetricTable(), Rendezvous()
         self.operations |= self.placing.groups.operations | Nodes(self.placing).operations
+        self.operations |= self.metrics.operations | self.rendezvous.operations
+        self.domain.on_gone.append(self._gone)
 
     async def aclose(self) -> None:
         """End what runs."""
         await self.actors.aclose()
         await self.placing.aclose()
+
+    def _gone(self, exit: Exit) -> None:
+        """A process, or a host, has ended."""
+
+        def has_ended(address: int) -> bool:
+            return host_of(address) == host_of(exit.address) if exit.is_host else address == exit.address
+
+        self.metrics.forget(has_ended)
+        self.rendezvous.forget(has_ended)
 
     # -- asked by its own process ----------------------------------------------------------------------------------
 

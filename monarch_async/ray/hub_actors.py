@@ -21,6 +21,7 @@ from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import ActorDiedError, as_ray_error
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import ActorOptions
+from monarch_async.ray.payload import Packed
 from monarch_async.ray.runtime_env import RuntimeEnv
 from monarch_async.ray.worker import NAMESPACE_VARIABLE
 
@@ -136,7 +137,7 @@ class HubActor:
         self._procs = procs
         try:
             birth = replace(creation.birth, is_restarted=self.incarnation > 0)
-            mesh: Any = procs.spawn(self.label, ActorHost, birth, [entry.value for entry in self._slots])
+            mesh: Any = procs.spawn(self.label, ActorHost, birth, self._values())
             await self._up_or_ended(mesh)
             if not self._ended.done():
                 self.mesh = mesh
@@ -147,6 +148,9 @@ class HubActor:
         finally:
             self.mesh = None
             await asyncio.shield(self._clear(procs, give_back))
+
+    def _values(self) -> list[Packed]:
+        return [entry.value for entry in self._slots if entry.value is not None]
 
     async def _up_or_ended(self, mesh: Any) -> None:
         up = asyncio.ensure_future(_await(mesh))

@@ -31,7 +31,7 @@ _MOST_EVENTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One task, as it is said to the hub. ``numbers``: of its results' objects; ``slots``: its arguments that are some."""
+    """One task, as it is said to the hub."""
 
     function: bytes  #: the key of what `HubTasks.learn` was told
     options: TaskOptions
@@ -242,7 +242,7 @@ class _Run:
         submission, options = self._submission, self._submission.options
         strategy = options.scheduling_strategy
         group, captures = "", False
-        if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is not None:
             group, captures = strategy.placement_group.id.hex(), bool(strategy.captures_children)
         shape = checked.shape
         resources = {name: amount for name, amount in (("CPU", shape.cpus), ("GPU", shape.gpus)) if amount}
@@ -267,7 +267,7 @@ class _Run:
             {
                 "name": self._submission.name, "cat": "task", "ph": "X", "pid": "tasks", "tid": 0,
                 "ts": self._started * 1e6, "dur": (now - self._started) * 1e6, "args": {},
-            }  # fmt: skip
+            }
         )
         if future.cancelled():
             self._fail(TaskCancelledError())

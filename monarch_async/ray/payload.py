@@ -62,6 +62,8 @@ Packed = bytes | Payload | Stored
 
 def pack(value: object, what: str) -> bytes | Payload:
     """Pickle a value. Raises TypeError naming the part of ``what`` that does not pickle, as Ray does."""
+    if type(value) in _SCALARS:
+        return pickle.dumps(value, 5)
     refs: list[ObjectRef] = []
     token = inside.set(refs)
     try:
@@ -119,6 +121,12 @@ def unpack(packed: bytes | Payload, keeper: object = None) -> object:
         return loads_shared(packed.skeleton, [memoryview(buffer) for buffer in packed.buffers])
 
 
+#: What most calls have, made fast.
+_NOTHING = pickle.dumps(((), {}), 5)
+_SCALARS = frozenset({type(None), bool, int, float, str})
+are_scalars = _SCALARS.issuperset  # of types
+
+
 class Slot:
     """Stands for a reference among the arguments, whose value comes beside them."""
 
@@ -136,6 +144,10 @@ def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], is_ref: Callable[[object], bool], what: str
 ) -> "tuple[bytes | Payload, list[ObjectRef]]":
     """Pickle arguments; return them, and the references among (not inside of) them, whose places have a `Slot`."""
+    if not args and not kwargs:
+        return _NOTHING, []
+    if are_scalars(map(type, args)) and (not kwargs or are_scalars(map(type, kwargs.values()))):
+        return pickle.dumps((args, kwargs), 5), []
     refs: list[Any] = []
     if any(map(is_ref, args)) or any(map(is_ref, kwargs.values())):
 

@@ -70,6 +70,7 @@ class Runtime:
         self._is_woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_over = False
+        self.leaving: list[Callable[[Runtime], Awaitable[None]]] = []  #: awaited before this process says that it ends
         self.borrowing = Borrowing(self)
         self.calling = Calling(self)
 
@@ -128,6 +129,10 @@ class Runtime:
         """Ask the hub. Raises what it raises."""
         return await self.hub_access.ask(operation, *args)
 
+    async def leave(self) -> None:
+        """This process is about to end, in order: what was kept for later is sent."""
+        await asyncio.gather(*[work(self) for work in self.leaving], return_exceptions=True)
+
     async def aclose(self) -> None:
         """Nothing more is sent. Who waits for an object is told."""
         self.is_over = True
@@ -164,7 +169,7 @@ class Runtime:
     def wait_all(self, entries: Sequence[Entry], timeout: float | None) -> bool:
         """Wait on this thread until all entries are done, or one has failed; return whether that is in time."""
         waiting = [entry for entry in entries if not entry.is_done]
-        if not waiting or any([entry.error is not None for entry in entries]):
+        if not waiting or any(entry.error is not None for entry in entries):
             return True
         self.check_may_wait("ray.get", "await ref")
         countdown = Countdown(len(waiting))

@@ -1,4 +1,4 @@
-"""What a remote function is in a worker: the user's function around which arguments are unpickled and results pickled."""
+"""What a remote function is in a worker: the user's function, and around it unpickling arguments, pickling results."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ _END = object()
 class TaskHead(NamedTuple):
     """What goes with every call: plain values."""
 
-    count: int  #: of results
+    returns: int  #: how many results
     id: str  #: as hex
     name: str
     resources: dict[str, float]
@@ -75,9 +75,9 @@ class TaskBody:
             args, kwargs = unpack_arguments(packed, [_value_of(value, stored) for value in values])
             result = self._load()(*args, **kwargs)
             del args, kwargs
-            return [
-                _kept(value, runtime) for value in split(result, said.count, said.name)
-            ] if said.count != 1 else _kept(result, runtime)
+            if said.returns == 1:
+                return _kept(result, runtime)
+            return [_kept(value, runtime) for value in split(result, said.returns, said.name)]
 
 
 class StreamBody(TaskBody):
@@ -112,11 +112,11 @@ async def iterate(made: Any, name: str) -> AsyncIterator[object]:
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
         try:
-            while (item := await loop.run_in_executor(thread, context.run, next, iterator, _END)) is not _END:
+            while (item := await loop.run_in_executor(thread, lambda: context.run(next, iterator, _END))) is not _END:
                 yield item
         finally:
             if hasattr(iterator, "close"):
-                await loop.run_in_executor(thread, context.run, iterator.close)
+                await loop.run_in_executor(thread, lambda: context.run(iterator.close))
 
 
 @contextmanager
