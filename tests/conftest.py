@@ -89,9 +89,10 @@ def data_planes() -> int:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test no child, descriptor or shared memory of it is left."""
-    if "hosts" in request.fixturenames:
-        request.getfixturevalue("hosts")
-    has_hosts = "hosts" in request.fixturenames
+    lasting = {"hosts", "driver"} & set(request.fixturenames)  # driver: of a program on the Ray facade
+    for name in lasting:
+        request.getfixturevalue(name)
+    has_hosts = bool(lasting)
     before = children(), set(os.listdir("/dev/shm")), descriptors(has_hosts), data_planes()
     yield
     left = what_is_left(*before, has_hosts)

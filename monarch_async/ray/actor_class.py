@@ -12,7 +12,7 @@ from monarch_async.ray.entry import Entry
 from monarch_async.ray.hub_actors import Creation
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import ActorOptions, MethodOptions, check_actor_options
-from monarch_async.ray.payload import Payload, own, pack, pack_arguments
+from monarch_async.ray.payload import Packed, Payload, kept_arguments, own, pack, pack_arguments
 from monarch_async.ray.placement_group import with_strategy_here
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.runtime_env import RuntimeEnv, merge
@@ -61,7 +61,7 @@ class ActorClass:
         if self._data is None:
             self._data = own(pack(cls, f"class {cls.__name__}"))
         packed, refs = pack_arguments(args, kwargs, is_ref, f"{cls.__name__}.__init__")
-        return create(runtime, cls, self._data, options, own(packed), refs)
+        return create(runtime, cls, self._data, options, kept_arguments(runtime, packed), refs)
 
 
 class ActorClassWithOptions:
@@ -148,7 +148,8 @@ def facts_of(cls: type, actor: str, options: ActorOptions, sync_on_loop: bool) -
         noted = getattr(function, NOTES, None) or MethodOptions()
         found[name] = MethodFacts(style(inspect.unwrap(function), noted), noted)
     retries = options.max_task_retries or 0
-    return ActorFacts(actor, cls.__name__, found, not (is_async or is_threaded), retries, plain)
+    keeps_order, most = not (is_async or is_threaded), options.max_pending_calls or -1
+    return ActorFacts(actor, cls.__name__, found, keeps_order, retries, most, plain)
 
 
 def create(
@@ -156,7 +157,7 @@ def create(
     cls: type,
     data: bytes | Payload,
     options: ActorOptions,
-    packed: bytes | Payload,
+    packed: Packed,
     refs: list[ObjectRef[Any]],
 ) -> ActorHandle:
     """Have the hub make an actor."""

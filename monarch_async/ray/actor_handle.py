@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_async.ray.calling import ActorCall
+from monarch_async.ray.calling import ActorCall, ActorClient
 from monarch_async.ray.entry import Entry
+from monarch_async.ray.exceptions import PendingCallsLimitExceeded
 from monarch_async.ray.generator import ObjectRefGenerator, follow_actor
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import MethodOptions
-from monarch_async.ray.payload import own, pack_arguments
+from monarch_async.ray.payload import kept_arguments, pack_arguments
 from monarch_async.ray.runtime import Runtime, current
 
 
@@ -30,6 +31,7 @@ class ActorFacts:
     methods: Mapping[str, MethodFacts]
     keeps_order: bool
     max_task_retries: int
+    max_pending_calls: int  #: of one process; not positive: any number
     special_style: str  #: of ``__ray_call__`` and the like
 
 
@@ -72,6 +74,13 @@ class ActorHandle:
     def __init__(self, facts: ActorFacts, life: ObjectRef[Any]) -> None:
         """``life`` keeps the actor."""
         self.__dict__["_facts"], self.__dict__["_life"] = facts, life
+        self.__dict__["_client"] = None
+
+    def _client_in(self, runtime: Runtime) -> ActorClient:
+        client = self.__dict__["_client"]
+        if client is None or client.runtime is not runtime:
+            client = self.__dict__["_client"] = runtime.calling.client(self._facts.actor, self._facts.keeps_order)
+        return client
 
     @property
     def _actor_id(self) -> ActorID:
@@ -138,7 +147,7 @@ class ActorMethod:
         options, facts = self._options, self._handle._facts
         what = f"{facts.class_name}.{self.name}"
         packed, refs = pack_arguments(args, kwargs, is_ref, what)
-        packed = own(packed)
+        packed = kept_arguments(runtime, packed)
         group = options.concurrency_group or ""
         count = options.num_returns
         if count == "streaming" or self._style == "stream":
@@ -150,20 +159,27 @@ class ActorMethod:
         retries = options.max_task_retries
         if retries is None:
             retries = facts.max_task_retries
+        client = self._handle._client_in(runtime)
+        if 0 < facts.max_pending_calls <= client.unanswered:
+            raise PendingCallsLimitExceeded(
+                f"{what}: {client.unanswered} calls of this process wait, and max_pending_calls is "
+                f"{facts.max_pending_calls}"
+            )
+        client.unanswered += 1
         call = ActorCall(
             self._style, (self.name, group, count), packed, [ref._entry for ref in refs], entries, retries,
             self._handle._life,
         )  # fmt: skip
-        runtime.post(runtime.calling.call, facts.actor, facts.keeps_order, call)
+        runtime.post(client.submit, call)
         if count == 1:
             return ObjectRef(entries[0])
         return [ObjectRef(entry) for entry in entries] or None
 
     def _stream(self, runtime: Runtime, what: str, method: tuple[str, str, int], packed: Any, refs: Any) -> Any:
         generator = ObjectRefGenerator(runtime, what)
-        facts, life = self._handle._facts, self._handle._life
         slots: list[Entry] = [ref._entry for ref in refs]
-        runtime.post(follow_actor, generator, facts.actor, facts.keeps_order, method, packed, slots, life)
+        client = self._handle._client_in(runtime)
+        runtime.post(follow_actor, generator, client, method, packed, slots, self._handle._life)
         return generator
 
     def __repr__(self) -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_async.ray.context import RunningContext
-from monarch_async.ray.entry import load_stored
-from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, nbytes_of, pack, store, unpack, unpack_arguments
+from monarch_async.ray.entry import load_here, load_stored
+from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, fill, nbytes_of, pack, store, unpack
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
 from monarch_async.runtime.actor import Actor, endpoint
@@ -34,7 +34,7 @@ class Birth:
     name: str
     class_name: str
     cls: bytes | Payload
-    arguments: bytes | Payload
+    arguments: Packed
     is_async: bool
     limits: Mapping[str, int]
     installs: bool
@@ -70,31 +70,31 @@ class ActorHost(Actor):
         self._methods: dict[str, Callable[..., Any]] = {}
         apply_runtime_env(birth.runtime_env)
         cls = load_function(birth.cls, birth.installs)
-        args, kwargs = unpack_arguments(birth.arguments, [self._load(value) for value in values])
+        args, kwargs = fill(self._load(birth.arguments), [self._load(value) for value in values])
         self._object = cls(*args, **kwargs)
 
     # -- the four ways ---------------------------------------------------------------------------------------------
 
     @endpoint
-    def run(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    def run(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         """A plain method, on the actor's thread."""
         with self._turn:
             return self._call(method, packed, values)
 
     @endpoint
-    async def run_threaded(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    async def run_threaded(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         """A plain method, on a thread of its group."""
         threads = self._threads_of(method[1])
         run: Callable[..., Any] = copy_context().run
         return await asyncio.get_running_loop().run_in_executor(threads, run, self._call, method, packed, values)
 
     @endpoint
-    async def run_async(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    async def run_async(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         """A coroutine, or a plain method that is to run on the loop."""
         async with self._limit_of(method[1]):
             try:
                 filled = [await self._load_on_loop(value) for value in values] if values else ()
-                args, kwargs = unpack_arguments(packed, filled)
+                args, kwargs = fill(await self._load_on_loop(packed), filled)
                 result = self._find(method[0])(*args, **kwargs)
                 if inspect.isawaitable(result):
                     result = await result
@@ -105,22 +105,22 @@ class ActorHost(Actor):
 
     @endpoint
     async def run_stream(
-        self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]
+        self, method: CalledMethod, packed: Packed, values: Sequence[Packed]
     ) -> AsyncIterator[Packed]:
         """A generator, or an async generator."""
         limit: Any = self._limit_of(method[1]) if self._birth.is_async else _held(self._turn)
         async with limit:
             filled = [await self._load_on_loop(value) for value in values] if values else ()
-            args, kwargs = unpack_arguments(packed, filled)
+            args, kwargs = fill(await self._load_on_loop(packed), filled)
             made = self._find(method[0])(*args, **kwargs)
             async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
                 yield await kept_on_loop(item, self._runtime)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _call(self, method: CalledMethod, packed: bytes | Payload, values: Sequence[Packed]) -> Any:
+    def _call(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         try:
-            args, kwargs = unpack_arguments(packed, [self._load(value) for value in values] if values else ())
+            args, kwargs = fill(self._load(packed), [self._load(value) for value in values] if values else ())
             result = self._find(method[0])(*args, **kwargs)
             del args, kwargs
             if method[2] == 1:
@@ -149,7 +149,7 @@ class ActorHost(Actor):
 
     def _load(self, value: Packed) -> object:
         if isinstance(value, Stored):
-            return self._runtime.run(load_stored(value, None))
+            return load_here(value, self._runtime)
         return unpack(value)
 
     async def _load_on_loop(self, value: Packed) -> object:

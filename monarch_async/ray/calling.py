@@ -13,6 +13,8 @@
 
 import itertools
 import pickle
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from monarch_async.errors import ActorDied, Error, Lost
 from monarch_async.mesh.actor_mesh import ActorMesh
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
-from monarch_async.ray.payload import Packed, Payload
+from monarch_async.ray.payload import Packed
 from monarch_async.runtime.call import load_outcome
 from monarch_async.runtime.path import Path
 from monarch_async.wire.frame import CANCEL, CANCELLED, WANTS_REPLY, pack_frame
@@ -52,7 +54,7 @@ class ActorCall:
         self,
         style: str,
         method: tuple[Any, ...],
-        packed: bytes | Payload,
+        packed: Packed,
         refs: Sequence[Entry],
         entries: Sequence[Entry],
         retries: int,
@@ -83,7 +85,9 @@ class ActorCall:
         value, error = load_outcome(flags, skeleton, buffers, what)
         if error is not None:
             self.client.raised(self, error)
-        elif len(self.entries) == 1:
+            return True
+        self.client.unanswered -= 1
+        if len(self.entries) == 1:
             self.entries[0].complete(value)  # type: ignore[arg-type]
         else:
             for entry, part in zip(self.entries, value, strict=True):  # type: ignore[call-overload]
@@ -104,6 +108,8 @@ class ActorCall:
 
     def fail(self, error: BaseException) -> None:
         """It has no result."""
+        if self.client is not None:
+            self.client.unanswered -= 1
         for entry in self.entries:
             if not entry.is_done:
                 entry.fail(error)
@@ -114,10 +120,11 @@ class ActorClient:
 
     def __init__(self, runtime: "Runtime", actor: str, *, keeps_order: bool) -> None:
         """``actor``: its id. Not known where it is."""
-        self._runtime, self.actor, self._keeps_order = runtime, actor, keeps_order
+        self.runtime, self.actor, self._keeps_order = runtime, actor, keeps_order
         self._queue: deque[ActorCall] = deque()
         self._lost: list[tuple[ActorCall, Exception]] = []
         self._under_way: dict[int, ActorCall] = {}
+        self.unanswered = 0  #: calls that were made and are not answered; as threads see it, about
         self._order = itertools.count(1)
         self._is_asking = False
         self.mesh: ActorMesh | None = None
@@ -143,7 +150,7 @@ class ActorClient:
 
     def _await_arguments(self, call: ActorCall) -> None:
         for entry in call.refs:
-            entry.when_done(lambda: call.is_ready and self._runtime.post(self._pump))
+            entry.when_done(lambda: call.is_ready and self.runtime.post(self._pump))
 
     def _pump(self) -> None:
         if self._path is None:
@@ -166,10 +173,10 @@ class ActorClient:
     def _send(self, call: ActorCall) -> None:
         for entry in call.refs:
             if entry.error is not None:
-                call.fail(self._runtime.error_of(entry))
+                call.fail(self.runtime.error_of(entry))
                 return
         values = [entry.value for entry in call.refs] if call.refs else ()
-        path, router = self._path, self._runtime.domain.router
+        path, router = self._path, self.runtime.domain.router
         assert path is not None
         try:
             encoded = _encoded(call, values)
@@ -191,9 +198,9 @@ class ActorClient:
         if call in self._queue:
             self._queue.remove(call)
             call.fail(TaskCancelledError())
-            self._runtime.post(self._pump)
+            self.runtime.post(self._pump)
         elif call.sent_as in self._under_way and call.path is not None:
-            router = self._runtime.domain.router
+            router = self.runtime.domain.router
             if call.path.withdraw(call.sent_as):
                 router.pending.pop(call.sent_as, None)
                 self.answered(call)
@@ -222,13 +229,13 @@ class ActorClient:
         if not self._is_asking:
             self._is_asking = True
             self._path, self.mesh = None, None
-            self._runtime.start(self._ask_fate())
+            self.runtime.start(self._ask_fate())
 
     async def _ask_fate(self) -> None:
         """What has become of the actor: it is dead, or it is made anew."""
         is_dead, why = True, None
         try:
-            is_dead, why = await self._runtime.hub("actors.fate", self.actor, self._incarnation)
+            is_dead, why = await self.runtime.hub("actors.fate", self.actor, self._incarnation)
         except Error as error:
             why = error
         except Exception as error:
@@ -267,11 +274,11 @@ class ActorClient:
     def _find(self) -> None:
         if not self._is_asking and self._death is None:
             self._is_asking = True
-            self._runtime.start(self._ask_where())
+            self.runtime.start(self._ask_where())
 
     async def _ask_where(self) -> None:
         try:
-            mesh, self._incarnation = await self._runtime.hub("actors.find", self.actor)
+            mesh, self._incarnation = await self.runtime.hub("actors.find", self.actor)
         except BaseException as error:
             self._is_asking = False
             self._die(error)
@@ -283,7 +290,7 @@ class ActorClient:
 
     async def reach(self) -> ActorMesh:
         """Return the actor, once it is up. Raises what `_ask_where` meets."""
-        mesh, self._incarnation = await self._runtime.hub("actors.find", self.actor)
+        mesh, self._incarnation = await self.runtime.hub("actors.find", self.actor)
         return mesh
 
 
@@ -300,21 +307,13 @@ class Calling:
     def __init__(self, runtime: "Runtime") -> None:
         """None yet."""
         self._runtime = runtime
-        self._clients: dict[str, ActorClient] = {}
+        self._clients: weakref.WeakValueDictionary[str, ActorClient] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
 
     def client(self, actor: str, keeps_order: bool) -> ActorClient:
-        """Return the client of an actor."""
-        found = self._clients.get(actor)
-        if found is None:
-            found = self._clients[actor] = ActorClient(self._runtime, actor, keeps_order=keeps_order)
-        return found
-
-    def call(self, actor: str, keeps_order: bool, call: ActorCall) -> None:
-        """Make a call. On the loop, in order."""
-        self.client(actor, keeps_order).submit(call)
-
-    def forget(self, actor: str) -> None:
-        """Nobody here refers to it any more."""
-        client = self._clients.get(actor)
-        if client is not None and not client._queue and not client._under_way and not client._lost:
-            del self._clients[actor]
+        """Return the client of an actor: it is kept by handles, and by calls that are not answered. On any thread."""
+        with self._lock:
+            found = self._clients.get(actor)
+            if found is None:
+                found = self._clients[actor] = ActorClient(self._runtime, actor, keeps_order=keeps_order)
+            return found

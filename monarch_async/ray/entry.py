@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch_async.ray.payload import Packed, Payload, Stored, unpack
+from monarch_async.ray.payload import Packed, Payload, Stored, held_by, unpack
+from monarch_async.wire.payload import loads_shared
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
@@ -141,7 +142,7 @@ def load(entry: Entry) -> object:
         raise entry.runtime.error_of(entry)
     value = entry.value
     if isinstance(value, Stored):
-        return entry.runtime.run(load_stored(value, entry))
+        return load_here(value, entry.runtime, entry)
     assert isinstance(value, bytes | Payload)
     return unpack(value, entry)
 
@@ -154,8 +155,18 @@ async def load_on_loop(entry: Entry) -> object:
 
 
 async def load_stored(stored: Stored, keeper: object) -> Any:
-    """Return the value of a shared object; its memory is mapped, not copied."""
-    from monarch_async.ray.payload import held_by
-
+    """Return the value of a shared object, on the loop; its memory is mapped, not copied."""
     with held_by((keeper, stored)):
         return await stored.ref
+
+
+def load_here(stored: Stored, runtime: "Runtime", keeper: object = None) -> Any:
+    """The same, on another thread, which does the unpickling: that may import things."""
+    holdings = runtime.domain.holdings
+    mapped: Any = runtime.run(holdings.load(stored.ref.keep(runtime.domain), loads=_as_it_is))
+    with held_by((keeper, stored)):
+        return loads_shared(*mapped)
+
+
+def _as_it_is(skeleton: memoryview, buffers: list[memoryview]) -> object:
+    return skeleton, buffers

@@ -10,9 +10,10 @@ from monarch_async.ray.context import lending
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError, TaskCancelledError
 from monarch_async.ray.object_ref import ObjectRef
-from monarch_async.ray.payload import Payload
+from monarch_async.ray.payload import Packed
 
 if TYPE_CHECKING:
+    from monarch_async.ray.calling import ActorClient
     from monarch_async.ray.runtime import Runtime
 
 
@@ -163,30 +164,28 @@ EndOfStream = ObjectRefStreamEndOfStreamError
 
 def follow_actor(
     generator: ObjectRefGenerator,
-    actor: str,
-    keeps_order: bool,
+    client: "ActorClient",
     method: tuple[str, str, int],
-    packed: bytes | Payload,
+    packed: Packed,
     slots: Sequence[Entry],
     life: object,
 ) -> None:
     """Call a method that streams. On the loop."""
-    generator._runtime.start(_follow_actor(generator, actor, keeps_order, method, packed, slots, life))
+    generator._runtime.start(_follow_actor(generator, client, method, packed, slots, life))
 
 
 async def _follow_actor(
     generator: ObjectRefGenerator,
-    actor: str,
-    keeps_order: bool,
+    client: "ActorClient",
     method: tuple[str, str, int],
-    packed: bytes | Payload,
+    packed: Packed,
     slots: Sequence[Entry],
     life: object,
 ) -> None:
     try:
         for entry in slots:
             await ObjectRef(entry)
-        mesh: Any = await generator._runtime.calling.client(actor, keeps_order).reach()
+        mesh: Any = await client.reach()
         source = mesh.run_stream.stream_one(method, packed, [entry.value for entry in slots])
     except BaseException as error:
         generator.end(error)

@@ -114,7 +114,7 @@ class HubActor:
                     self._ended = self._runtime.loop.create_future()
                     self._change("RESTARTING")
         except asyncio.CancelledError:
-            cause = ActorDiedError("the driver has ended", self.creation.actor)
+            cause = ActorDiedError(self.why or "the driver has ended", self.creation.actor)
         except BaseException as error:
             cause = self._as_death(error)
         finally:

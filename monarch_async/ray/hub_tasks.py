@@ -13,7 +13,7 @@ from monarch_async.ray.exceptions import TaskCancelledError
 from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import TaskOptions
-from monarch_async.ray.payload import Packed, Payload, Stored
+from monarch_async.ray.payload import Packed, Stored
 from monarch_async.ray.runtime_env import RuntimeEnv
 from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
 from monarch_async.ray.task_body import TaskBody, TaskHead
@@ -35,7 +35,7 @@ class Submission:
 
     function: bytes  #: the key of what `HubTasks.learn` was told
     options: TaskOptions
-    packed: bytes | Payload
+    packed: Packed
     name: str
     namespace: str
     runtime_env: Mapping[str, Any] | None

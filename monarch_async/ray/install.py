@@ -34,18 +34,27 @@ class _Alias(Loader):
 
 
 class _Finder(MetaPathFinder):
+    """Finds ``ray.x``, before all others."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] != _TAKEN:
             return None
         own = find_spec(_own_name(fullname))
-        if own is None:
-            raise missing_module(fullname)
+        assert own is not None  # `_last` raises
         return ModuleSpec(fullname, _Alias(), origin=own.origin, is_package=own.submodule_search_locations is not None)
 
 
-_finder = _Finder()
+class _LastFinder(MetaPathFinder):
+    """Asked where all others have found nothing; ``from ray import x`` asks for the module's own name."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname.startswith(f"{_OWN}."):
+            raise missing_module(fullname.removeprefix("monarch_async."))
+
+
+_finder, _last = _Finder(), _LastFinder()
 
 
 def install(sync_on_loop: bool = False) -> None:
@@ -68,6 +77,7 @@ def install(sync_on_loop: bool = False) -> None:
     sys.modules[_TAKEN] = own
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+        sys.meta_path.append(_last)
 
 
 def uninstall() -> None:
@@ -77,6 +87,7 @@ def uninstall() -> None:
         return
     _sync_on_loop = False
     sys.meta_path.remove(_finder)
+    sys.meta_path.remove(_last)
     for name in [name for name in sys.modules if name == _TAKEN or name.startswith(f"{_TAKEN}.")]:
         del sys.modules[name]
 
@@ -84,6 +95,11 @@ def uninstall() -> None:
 def is_installed() -> bool:
     """Whether ``import ray`` gives this facade."""
     return _finder in sys.meta_path
+
+
+def installation() -> bool | None:
+    """Return what to say to `install` in a worker for it to be as here; None: nothing, it was not called here."""
+    return _sync_on_loop if is_installed() else None
 
 
 def is_sync_on_loop() -> bool:

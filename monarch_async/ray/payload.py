@@ -18,6 +18,7 @@ from monarch_async.wire.payload import Buffer, Encoded, dumps, loads_shared
 if TYPE_CHECKING:
     from monarch_async.mesh.domain import Domain
     from monarch_async.ray.object_ref import ObjectRef
+    from monarch_async.ray.runtime import Runtime
 
 #: From so many bytes on a value is put into shared memory, where all processes of its host read it.
 LARGE = 1 << 20
@@ -161,11 +162,18 @@ def pack_arguments(
     return pack((args, kwargs), f"arguments of {what}"), refs
 
 
-def unpack_arguments(
-    packed: bytes | Payload, values: Sequence[object]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments, with ``values`` in the places of slots."""
-    args, kwargs = unpack(packed)  # type: ignore[misc]
+def kept_arguments(runtime: "Runtime", packed: bytes | Payload) -> Packed:
+    """Return arguments as they may be sent later, and again. Large ones are put into shared memory, copied once."""
+    if type(packed) is bytes:
+        return packed
+    if nbytes_of(packed) >= LARGE and not runtime.is_on_loop:
+        return runtime.run(store(packed, runtime.domain))
+    return own(packed)
+
+
+def fill(given: Any, values: Sequence[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments as they were given, with ``values`` in the places of slots."""
+    args, kwargs = given
     if not values:
         return args, kwargs
     filled = tuple([values[value.index] if type(value) is Slot else value for value in args])

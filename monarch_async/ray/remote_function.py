@@ -12,7 +12,7 @@ from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.hub_tasks import Submission, native_function
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import TaskOptions, check_task_options
-from monarch_async.ray.payload import Payload, own, pack, pack_arguments
+from monarch_async.ray.payload import Payload, kept_arguments, own, pack, pack_arguments
 from monarch_async.ray.placement_group import with_strategy_here
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.runtime_env import RuntimeEnv, merge
@@ -67,7 +67,8 @@ class RemoteFunction:
         env = _env_of(runtime, options)
         options = with_strategy_here(options, of_task(options), name) if _needs_strategy(context, options) else options
         submission = Submission(
-            self._key(runtime, is_stream), options, own(packed), name, context.namespace or runtime.namespace, env,
+            self._key(runtime, is_stream), options, kept_arguments(runtime, packed), name,
+            context.namespace or runtime.namespace, env,
             context.lend is not None,
         )  # fmt: skip
         if is_stream:

@@ -9,16 +9,18 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from monarch_async.ray.context import RunningContext, running
+from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import (
     LARGE,
     Packed,
     Payload,
+    Stored,
+    fill,
     nbytes_of,
     own,
     pack,
     store,
     unpack,
-    unpack_arguments,
 )
 from monarch_async.ray.runtime_env import RuntimeEnv
 from monarch_async.tasks.children import children
@@ -66,13 +68,14 @@ class TaskBody:
             self._function = load_function(self._data, self._installs)
         return self._function
 
-    def __call__(self, head: tuple[Any, ...], packed: bytes | Payload, values: Sequence[Any], *stored: object) -> Any:
+    def __call__(self, head: tuple[Any, ...], packed: Packed, values: Sequence[Any], *stored: object) -> Any:
         from monarch_async.ray.runtime import current
 
         runtime = current()
         said = TaskHead(*head)
         with _entered(said, runtime):
-            args, kwargs = unpack_arguments(packed, [_value_of(value, stored) for value in values])
+            given = load_here(packed, runtime) if isinstance(packed, Stored) else unpack(packed)
+            args, kwargs = fill(given, [_value_of(value, stored) for value in values])
             result = self._load()(*args, **kwargs)
             del args, kwargs
             if said.returns == 1:
@@ -86,14 +89,15 @@ class StreamBody(TaskBody):
     __slots__ = ()
 
     async def __call__(  # type: ignore[override]
-        self, head: tuple[Any, ...], packed: bytes | Payload, values: Sequence[Any], *stored: object
+        self, head: tuple[Any, ...], packed: Packed, values: Sequence[Any], *stored: object
     ) -> AsyncIterator[Packed]:
         from monarch_async.ray.runtime import current
 
         runtime = current()
         said = TaskHead(*head)
         with _entered(said, runtime):
-            args, kwargs = unpack_arguments(packed, [_value_of(value, stored) for value in values])
+            given = await load_stored(packed, None) if isinstance(packed, Stored) else unpack(packed)
+            args, kwargs = fill(given, [_value_of(value, stored) for value in values])
             made = self._load()(*args, **kwargs)
             async for item in iterate(made, said.name):
                 yield await kept_on_loop(item, runtime)

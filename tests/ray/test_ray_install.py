@@ -122,7 +122,7 @@ def test_installing_twice_is_fine_and_says_how_plain_methods_run():
     assert is_installed() and not is_sync_on_loop()
     install(sync_on_loop=True)
     assert is_sync_on_loop()
-    assert sum(type(finder).__module__ == "monarch_async.ray.install" for finder in sys.meta_path) == 1
+    assert sum(type(finder).__module__ == "monarch_async.ray.install" for finder in sys.meta_path) == 2
 
 
 def test_uninstalling_leaves_nothing():
