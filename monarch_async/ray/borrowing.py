@@ -89,8 +89,8 @@ class Borrowing:
             self.free(entry)
 
     def free(self, entry: Entry) -> None:
-        """Let go of a value."""
-        self.tell(entry, "ray_free")
+        """Let go of a value. On any thread."""
+        self._runtime.post(self.tell, entry, "ray_free")
         entry.free(ObjectFreedError(f"object {entry.number:x} was freed by ray.internal.free"))
 
     def cancel(self, entry: Entry, by_force: bool) -> None:

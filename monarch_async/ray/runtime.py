@@ -164,7 +164,7 @@ class Runtime:
     def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
         """Let go of the values of these objects, whoever refers to them. On any thread."""
         for ref in refs:
-            self.post(self.borrowing.free, ref._entry)
+            self.borrowing.free(ref._entry)
 
     def wait_all(self, entries: Sequence[Entry], timeout: float | None) -> bool:
         """Wait on this thread until all entries are done, or one has failed; return whether that is in time."""
