@@ -22,9 +22,12 @@ from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
 VALID_PLACEMENT_GROUP_STRATEGIES = {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
 
 
+ID_BYTES = 18  #: of the id of a group, as Ray's have
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementGroupID:
-    """Sixteen random bytes; none where it is nil."""
+    """Random bytes; none where it is nil."""
 
     _bytes: bytes
 
@@ -150,7 +153,7 @@ def placement_group(
         raise ValueError("_soft_target_node_id= is only for a placement group of strategy STRICT_PACK")
     labels = _checked_labels(bundle_label_selector, len(specs))
     runtime = current()
-    id, is_detached = os.urandom(16), lifetime == "detached"
+    id, is_detached = os.urandom(ID_BYTES), lifetime == "detached"
     prefers = _soft_target_node_id or ""
     request = GroupRequest(id, specs, strategy, name, runtime.namespace, is_detached, prefers, labels)
     if name:

@@ -33,13 +33,17 @@ class PlacementGroupSchedulingStrategy:
         return bool(self.placement_group_capture_child_tasks)
 
 
+#: The id of no node.
+_NIL = "f" * 56
+
+
 class NodeAffinitySchedulingStrategy:
     """On one node, of this id; where ``soft``, elsewhere if that is gone or could never give what is asked."""
 
     def __init__(
         self, node_id: str, soft: bool, _spill_on_unavailable: bool = False, _fail_on_unavailable: bool = False
     ) -> None:
-        if len(node_id) != 56 or set(node_id) - set("0123456789abcdef"):
+        if len(node_id) != 56 or set(node_id) - set("0123456789abcdef") or node_id == _NIL:
             raise ValueError(f"node_id={node_id!r}: expected the id of a node, 56 hexadecimal digits: see nodes()")
         if _spill_on_unavailable or _fail_on_unavailable:
             raise NotImplementedError(

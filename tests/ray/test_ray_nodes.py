@@ -109,8 +109,9 @@ def test_affinity_to_a_node() -> None:
         actor = Seeing.options(scheduling_strategy=strategy, **given).remote()
         with pytest.raises(ActorUnschedulableError):
             ray.get(actor.seen.remote(), timeout=10)
-    with pytest.raises(ValueError, match="node_id"):
-        NodeAffinitySchedulingStrategy("xyz", soft=False)
+    for id in "xyz", "f" * 56:
+        with pytest.raises(ValueError, match="node_id"):
+            NodeAffinitySchedulingStrategy(id, soft=False)
 
 
 def test_other_strategies() -> None:
