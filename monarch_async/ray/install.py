@@ -31,6 +31,7 @@ class _Alias(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._own_spec  # the machinery has set that of the other name
+        _name_loaded()
 
 
 class _Finder(MetaPathFinder):
@@ -75,6 +76,7 @@ def install(sync_on_loop: bool = False) -> None:
         raise RuntimeError(f"ray is imported already, from {where}: call monarch_async.ray.install() before that")
     _sync_on_loop = sync_on_loop
     sys.modules[_TAKEN] = own
+    _name_loaded()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
         sys.meta_path.append(_last)
@@ -105,6 +107,14 @@ def installation() -> bool | None:
 def is_sync_on_loop() -> bool:
     """Whether `install` was told ``sync_on_loop``."""
     return _sync_on_loop
+
+
+def _name_loaded() -> None:
+    """Give what is imported already its other name too, lest importing it by that has its package refer to the module
+    where it had a function of the same name: `ray.util.placement_group`."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{_OWN}."):
+            sys.modules.setdefault(_TAKEN + name.removeprefix(_OWN), module)
 
 
 def _own_name(name: str) -> str:
