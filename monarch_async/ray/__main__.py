@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> None:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _own_frames_left_out(error.__traceback__))
+        frames = _own_frames_left_out(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
         raise SystemExit(1) from None
     finally:
         from monarch_async.ray import shutdown

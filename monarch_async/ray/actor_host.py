@@ -21,6 +21,7 @@ from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, fill, nbytes_of, pack, store, unpack
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
+from monarch_async.ray.task_error import RayTaskError
 from monarch_async.runtime.actor import Actor, endpoint
 
 CalledMethod = tuple[str, str, int]  #: name, group, count of results
@@ -70,8 +71,11 @@ class ActorHost(Actor):
         self._methods: dict[str, Callable[..., Any]] = {}
         apply_runtime_env(birth.runtime_env)
         cls = load_function(birth.cls, birth.installs)
-        args, kwargs = fill(self._load(birth.arguments), [self._load(value) for value in values])
-        self._object = cls(*args, **kwargs)
+        try:
+            args, kwargs = fill(self._load(birth.arguments), [self._load(value) for value in values])
+            self._object = cls(*args, **kwargs)
+        except Exception as error:
+            raise self._told(error, "__init__") from None
 
     # -- the four ways ---------------------------------------------------------------------------------------------
 
@@ -102,6 +106,8 @@ class ActorHost(Actor):
             except ActorExit:
                 await self._leave("exit_actor() was called")
                 return None
+            except Exception as error:
+                raise self._told(error, method[0]) from None
 
     @endpoint
     async def run_stream(
@@ -110,11 +116,14 @@ class ActorHost(Actor):
         """A generator, or an async generator."""
         limit: Any = self._limit_of(method[1]) if self._birth.is_async else _held(self._turn)
         async with limit:
-            filled = [await self._load_on_loop(value) for value in values] if values else ()
-            args, kwargs = fill(await self._load_on_loop(packed), filled)
-            made = self._find(method[0])(*args, **kwargs)
-            async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
-                yield await kept_on_loop(item, self._runtime)
+            try:
+                filled = [await self._load_on_loop(value) for value in values] if values else ()
+                args, kwargs = fill(await self._load_on_loop(packed), filled)
+                made = self._find(method[0])(*args, **kwargs)
+                async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
+                    yield await kept_on_loop(item, self._runtime)
+            except Exception as error:
+                raise self._told(error, method[0]) from None
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -129,6 +138,12 @@ class ActorHost(Actor):
         except ActorExit:
             self._runtime.run(self._leave("exit_actor() was called"))
             threading.Event().wait()
+        except Exception as error:
+            raise self._told(error, method[0]) from None
+
+    def _told(self, error: Exception, method: str) -> RayTaskError:
+        birth = self._birth
+        return RayTaskError.to_raise(error, f"{birth.class_name}.{method}", birth.name or None, birth.actor)
 
     def _find(self, name: str) -> Callable[..., Any]:
         found = self._methods.get(name)

@@ -91,49 +91,37 @@ class GetTimeoutError(RayError, TimeoutError):
     """A `get` with a timeout was not done in time."""
 
 
-class _Told(RayError):
-    """One with a text of its own and a standing one for where there is none."""
-
-    standing = ""
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(*(() if message is None else (message,)))
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else self.standing
-
-
-class WorkerCrashedError(_Told):
+class WorkerCrashedError(RayError):
     """The process that ran a task ended, more often than it may be retried."""
 
     standing = "the worker of this task died"
 
 
-class LocalRayletDiedError(_Told):
+class LocalRayletDiedError(RayError):
     """The host agent of this process is gone."""
 
     standing = "the host agent of this process is gone: all its workers have ended with it"
 
 
-class NodeDiedError(_Told):
+class NodeDiedError(RayError):
     """The host of a task is gone."""
 
     standing = "the host of this task is gone"
 
 
-class OutOfMemoryError(_Told):
+class OutOfMemoryError(RayError):
     """The kernel ended the process of a task for lack of memory."""
 
     standing = "the worker of this task was killed for lack of memory"
 
 
-class ObjectStoreFullError(_Told):
+class ObjectStoreFullError(RayError):
     """An object is larger than a host may keep in shared memory."""
 
     standing = "the shared memory of this host is full"
 
 
-class OutOfDiskError(_Told):
+class OutOfDiskError(RayError):
     """There is no space left on a disk that is needed."""
 
     standing = "no space is left on the disk"
@@ -209,71 +197,71 @@ class RuntimeEnvSetupError(RayError):
         return f"the runtime_env could not be set up{f': {self.error_message}' if self.error_message else ''}"
 
 
-class TaskPlacementGroupRemoved(_Told):
+class TaskPlacementGroupRemoved(RayError):
     """The placement group of a task was removed."""
 
     standing = "the placement group of this task was removed"
 
 
-class ActorPlacementGroupRemoved(_Told):
+class ActorPlacementGroupRemoved(RayError):
     """The placement group of an actor was removed."""
 
     standing = "the placement group of this actor was removed"
 
 
-class TaskUnschedulableError(_Told):
+class TaskUnschedulableError(RayError):
     """No host that there is could ever run a task."""
 
     standing = "no host that there is could ever run this task"
 
 
-class ActorUnschedulableError(_Told):
+class ActorUnschedulableError(RayError):
     """No host that there is could ever run an actor."""
 
     standing = "no host that there is could ever run this actor"
 
 
-class PendingCallsLimitExceeded(_Told):
+class PendingCallsLimitExceeded(RayError):
     """More calls of an actor wait than its max_pending_calls."""
 
     standing = "more calls of this actor wait than its max_pending_calls"
 
 
-class AsyncioActorExit(_Told):
+class AsyncioActorExit(RayError):
     """What `exit_actor` raises in an async actor."""
 
     standing = "this actor exits, as it asked for"
 
 
-class ObjectRefStreamEndOfStreamError(_Told):
+class ObjectRefStreamEndOfStreamError(RayError):
     """A generator's references are at their end."""
 
     standing = "the generator is at its end"
 
 
-class PlasmaObjectNotAvailable(_Told):
+class PlasmaObjectNotAvailable(RayError):
     """An object was not there at once."""
 
     standing = "the object is not in this host's shared memory"
 
 
-class CrossLanguageError(_Told):
+class CrossLanguageError(RayError):
     """Something in another language failed; there is none here."""
 
 
-class UserCodeException(_Told):
+class UserCodeException(RayError):
     """User code failed where nobody asks for a result."""
 
 
-class UnserializableException(_Told):
+class UnserializableException(RayError):
     """An exception that could not be pickled; its text."""
 
 
-class RpcError(_Told):
+class RpcError(RayError):
     """A message to another process failed."""
 
 
-class AuthenticationError(_Told):
+class AuthenticationError(RayError):
     """A token is wrong."""
 
 
@@ -289,13 +277,13 @@ class RayCgraphCapacityExceeded(RaySystemError):
     """Of compiled graphs."""
 
 
-class ActorAlreadyExistsError(_Told, ValueError):
+class ActorAlreadyExistsError(RayError, ValueError):
     """The name of an actor is taken."""
 
     standing = "an actor of this name is there already"
 
 
-class ActorHandleNotFoundError(_Told, ValueError):
+class ActorHandleNotFoundError(RayError, ValueError):
     """There is no actor of that name, or a handle's actor is of another cluster."""
 
     standing = "there is no such actor"
@@ -311,6 +299,9 @@ def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Excepti
         actor_id: as hex, where ``what`` is an actor's.
     """
     match error:
+        case RemoteError(__cause__=RayTaskError() as told):  # as our workers raise it; that may be a RayError as well
+            told.actor_id = told.actor_id or actor_id or None
+            return told.as_instanceof_cause()
         case RayTaskError():
             return error.as_instanceof_cause()
         case RayError():
@@ -338,15 +329,21 @@ def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Excepti
             return RaySystemError(f"{what} ended with {type(error).__name__}: {error}")
 
 
-def as_birth_error(error: BaseException, what: str, actor_id: str) -> ActorDiedError:
+def as_birth_error(error: BaseException, what: str, actor_id: str) -> Exception:
     """Return why an actor has never lived: what its ``__init__`` (``what``) raised, or how its process ended."""
     match error:
-        case ActorDiedError():
-            return copy.copy(error)
-        case RayTaskError():
-            told = error
+        case (
+            RemoteError(__cause__=RayTaskError() as told)
+            | errors.ActorDied(__cause__=RayTaskError() as told)
+            | (RayTaskError() as told)
+        ):
+            told.actor_id = told.actor_id or actor_id
         case RemoteError() | errors.ActorDied() if error.__cause__ is not None or isinstance(error, RemoteError):
             told = RayTaskError(what, error.traceback, error.__cause__, None, None, error.host, None, actor_id)
+        case RayError():
+            return copy.copy(error)
+        case errors.Unschedulable():
+            return as_ray_error(error, what, actor_id)
         case _:
             return ActorDiedError(f"the actor never lived: {error}", actor_id)
     return ActorDiedError(told, actor_id)
@@ -374,4 +371,3 @@ def _task_lost(error: Exception, what: str) -> Exception:
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, RayError)]
 __all__ += ["as_birth_error", "as_ray_error"]
-__all__.remove("_Told")

@@ -18,7 +18,7 @@ from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.actor_host import ActorHost, Birth
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import ActorDiedError, as_ray_error
+from monarch_async.ray.exceptions import ActorDiedError, as_birth_error
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import ActorOptions
 from monarch_async.ray.payload import Packed
@@ -175,9 +175,7 @@ class HubActor:
         return {**env, **runtime_env.env}, runtime_env.cwd
 
     def _as_death(self, error: BaseException) -> BaseException:
-        if isinstance(error, ActorDiedError):
-            return error
-        return as_ray_error(error, f"{self.label}.__init__", self.creation.actor)
+        return as_birth_error(error, f"{self.label}.__init__", self.creation.actor)
 
     # -- its end ---------------------------------------------------------------------------------------------------
 

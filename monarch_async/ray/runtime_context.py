@@ -3,9 +3,11 @@
 import os
 from typing import Any
 
+from monarch_async.ray.actor_handle import ActorHandle, current_actor
 from monarch_async.ray.placement_group import get_current_placement_group
 from monarch_async.ray.runtime import current
-from monarch_async.ray.runtime_env import RuntimeEnv, check_runtime_env
+from monarch_async.ray.runtime_env import RuntimeEnv, restored
+from monarch_async.runtime.context import current_context
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OTHER_KINDS = ("NPU", "TPU", "HPU", "neuron_cores")
@@ -42,7 +44,11 @@ class RuntimeContext:
 
     def get_task_id(self) -> str | None:
         """Return the id of the task or of the method's call that runs here; None in the driver."""
-        return current().context.task_id or None
+        context = current().context
+        if not context.actor_id:
+            return f"{context.task_id:0>48}" if context.task_id else None
+        call = current_context()
+        return None if call is None else f"{call.src:032x}{call.call:016x}"
 
     def get_task_name(self) -> str | None:
         """Return the name of the task that runs here; None in the driver."""
@@ -93,12 +99,12 @@ class RuntimeContext:
     @property
     def namespace(self) -> str:
         """In which names of actors are looked up."""
-        return current().namespace
+        return current().context.namespace or current().namespace
 
     @property
     def runtime_env(self) -> RuntimeEnv:
         """What was said of the process that this runs in."""
-        return check_runtime_env(current().context.runtime_env or {})
+        return restored(current().context.runtime_env or {})
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
@@ -111,10 +117,8 @@ class RuntimeContext:
         return current().context.captures
 
     @property
-    def current_actor(self) -> Any:
+    def current_actor(self) -> ActorHandle:
         """A handle to the actor that runs here. Raises RuntimeError outside of actors."""
-        from monarch_async.ray.actor_handle import current_actor
-
         return current_actor()
 
     @property

@@ -22,7 +22,8 @@ from monarch_async.ray.payload import (
     store,
     unpack,
 )
-from monarch_async.ray.runtime_env import RuntimeEnv
+from monarch_async.ray.runtime_env import restored
+from monarch_async.ray.task_error import RayTaskError
 from monarch_async.tasks.children import children
 
 _END = object()
@@ -74,9 +75,10 @@ class TaskBody:
         runtime = current()
         said = TaskHead(*head)
         with _entered(said, runtime):
+            function = self._load()  # first: arguments may be of modules that import ray
             given = load_here(packed, runtime) if isinstance(packed, Stored) else unpack(packed)
             args, kwargs = fill(given, [_value_of(value, stored) for value in values])
-            result = self._load()(*args, **kwargs)
+            result = function(*args, **kwargs)
             del args, kwargs
             if said.returns == 1:
                 return _kept(result, runtime)
@@ -96,9 +98,10 @@ class StreamBody(TaskBody):
         runtime = current()
         said = TaskHead(*head)
         with _entered(said, runtime):
+            function = self._load()
             given = await load_stored(packed, None) if isinstance(packed, Stored) else unpack(packed)
             args, kwargs = fill(given, [_value_of(value, stored) for value in values])
-            made = self._load()(*args, **kwargs)
+            made = function(*args, **kwargs)
             async for item in iterate(made, said.name):
                 yield await kept_on_loop(item, runtime)
 
@@ -140,6 +143,8 @@ def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
     )  # fmt: skip
     try:
         yield
+    except Exception as error:
+        raise RayTaskError.to_raise(error, head.name) from None
     finally:
         running.reset(token)
 
@@ -151,7 +156,7 @@ def apply_runtime_env(given: Mapping[str, Any] | None) -> None:
     """Do what a runtime environment wants of a process before any code of the user's, once."""
     if not given:
         return
-    runtime_env = RuntimeEnv(**given)
+    runtime_env = restored(given)
     for path in reversed(runtime_env.paths):
         if path not in _applied:
             _applied.add(path)

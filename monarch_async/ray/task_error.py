@@ -21,7 +21,12 @@ from monarch_async.remote_error import copy_state
 
 
 class RayError(Exception):
-    """Base of all errors of `monarch_async.ray`."""
+    """Base of all errors of `monarch_async.ray`. ``standing``: what one says that was given no text."""
+
+    standing = ""
+
+    def __str__(self) -> str:
+        return super().__str__() or self.standing
 
 
 class RayTaskError(RayError):
@@ -57,6 +62,13 @@ class RayTaskError(RayError):
         where = socket.gethostname()
         return cls(function_name, traceback_text(error), cause, None, os.getpid(), where, actor_repr, actor_id)
 
+    @classmethod
+    def to_raise(
+        cls, error: BaseException, function_name: str, actor_repr: str | None = None, actor_id: str | None = None
+    ) -> "RayTaskError":
+        """Return the same of both classes, for workers to raise: what matches an exception's class finds it."""
+        return cls.of(error, function_name, actor_repr, actor_id).for_future()
+
     def as_instanceof_cause(self) -> "RayTaskError":
         """Return an error of both classes, this and the cause's; a plain `RayTaskError` where they cannot be joined.
 
@@ -81,7 +93,7 @@ class RayTaskError(RayError):
             part
             for part in (
                 f"actor {self.actor_repr}" if self.actor_repr else "",
-                f"pid {self.pid}" if self.pid else "",
+                f"pid={self.pid}" if self.pid else "",
                 f"on {self.ip}" if self.ip else "",
             )
             if part
