@@ -367,7 +367,3 @@ def _task_lost(error: Exception, what: str) -> Exception:
             return RaySystemError(text)
         case _:
             return WorkerCrashedError(text)
-
-
-__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, RayError)]
-__all__ += ["as_birth_error", "as_ray_error"]
