@@ -161,11 +161,10 @@ def create(
     refs: list[ObjectRef[Any]],
 ) -> ActorHandle:
     """Have the hub make an actor."""
-    from monarch_async.ray.install import is_installed, is_sync_on_loop
+    from monarch_async.ray.install import installation, is_sync_on_loop
 
     actor, life = os.urandom(16).hex(), runtime.take_number()
-    sync_on_loop = is_sync_on_loop()
-    facts = facts_of(cls, actor, options, sync_on_loop)
+    facts = facts_of(cls, actor, options, is_sync_on_loop())
     is_async = is_async_class(methods_of(cls))
     limits = {"": options.max_concurrency or (1000 if is_async else 1), **(options.concurrency_groups or {})}
     context = runtime.context
@@ -176,7 +175,7 @@ def create(
     strategy = options.scheduling_strategy
     group = getattr(strategy, "placement_group", None)
     birth = Birth(
-        actor, options.name or "", cls.__name__, data, packed, is_async, limits, is_installed(), sync_on_loop,
+        actor, options.name or "", cls.__name__, data, packed, is_async, limits, installation(),
         context.namespace or runtime.namespace, amounts.as_ray(), group.id.hex() if group is not None else "",
         bool(getattr(strategy, "captures_children", False)), dict(env) or None,
     )  # fmt: skip

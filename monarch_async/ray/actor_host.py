@@ -38,8 +38,7 @@ class Birth:
     arguments: Packed
     is_async: bool
     limits: Mapping[str, int]
-    installs: bool
-    sync_on_loop: bool
+    installs: bool | None
     namespace: str
     resources: Mapping[str, float] = field(default_factory=dict)
     group: str = ""

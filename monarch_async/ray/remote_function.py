@@ -93,11 +93,11 @@ class RemoteFunction:
 
     def _key(self, runtime: Runtime, is_stream: bool) -> bytes:
         """Return by what the hub knows the function, having told it where it does not yet."""
-        from monarch_async.ray.install import is_installed
+        from monarch_async.ray.install import installation
 
         if self._known_to is not runtime:
             self._keys, self._known_to = {}, runtime
-        installs = is_installed()
+        installs = installation()
         key = self._keys.get((is_stream, installs))
         if key is not None:
             return key
@@ -153,7 +153,7 @@ def _env_of(runtime: Runtime, options: TaskOptions) -> dict[str, Any] | None:
     return dict(merge(RuntimeEnv(**outer), options.runtime_env)) or None
 
 
-def _digest(data: bytes | Payload, *how: bool) -> bytes:
+def _digest(data: bytes | Payload, *how: object) -> bytes:
     digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
     parts = [data] if isinstance(data, bytes) else [data.skeleton, *data.buffers]
     for part in parts:

@@ -42,12 +42,12 @@ class TaskHead(NamedTuple):
     runtime_env: dict[str, Any] | None = None  #: paths and a hook to be applied here; variables are set already
 
 
-def load_function(data: bytes | Payload, installs: bool) -> Any:
-    """Return what was pickled; ``installs``: to be done with the facade installed as ``ray``."""
-    if installs:
+def load_function(data: bytes | Payload, installs: bool | None) -> Any:
+    """Return what was pickled; ``installs``: the `installation` of who pickled it."""
+    if installs is not None:
         from monarch_async.ray.install import install
 
-        install()
+        install(installs)
     return unpack(data)
 
 
@@ -56,7 +56,7 @@ class TaskBody:
 
     __slots__ = ("_data", "_function", "_installs", "name")
 
-    def __init__(self, name: str, data: bytes | Payload, installs: bool) -> None:
+    def __init__(self, name: str, data: bytes | Payload, installs: bool | None) -> None:
         """``data``: the function, pickled; ``installs``: see `load_function`. It is unpickled where it is called."""
         self.name, self._data, self._installs = name, data, installs
         self._function: Any = None

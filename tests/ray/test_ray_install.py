@@ -238,3 +238,31 @@ except Wrong as error:
     done = _run(str(script))
     assert done.stdout == "True 5 True\n", done.stderr
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_workers_have_what_the_driver_was_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import threading
+import ray
+
+@ray.remote
+class Async:
+    async def on_loop(self):
+        return threading.get_ident()
+
+    def plain(self):
+        return threading.get_ident()
+
+@ray.remote
+def in_a_task():
+    actor = Async.remote()
+    return len(set(ray.get([actor.on_loop.remote(), actor.plain.remote()])))
+
+ray.init(num_cpus=2)
+print(in_a_task.remote.__module__.partition(".")[0], ray.get(in_a_task.remote()))
+"""
+    )
+    assert _run(str(script)).stdout == "monarch_async 2\n"
+    assert _run("--sync-on-loop", str(script)).stdout == "monarch_async 1\n"
