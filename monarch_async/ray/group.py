@@ -148,19 +148,31 @@ class Group:
             raise GroupRemoved(str(self))
         return spot
 
-    def choose(self, amounts: Amounts) -> int:
-        """Return a bundle for what may go to any: in turn one that has room beside the actors, or else would have."""
-        fitting = [index for index, bundle in enumerate(self.bundles) if amounts.fits_within(bundle)]
-        if not fitting:
-            raise ValueError(f"{amounts.as_ray()} fits into no bundle of {self}: {list(self.request.specs)}")
+    def choose(self, amounts: Amounts, bundle: int) -> int:
+        """Return a bundle: this one, or where it is -1, in turn, one that has room beside the actors, or else would.
+
+        Raises ValueError where none is large enough.
+        """
+        fitting = self._fitting(amounts, bundle)
         free = [index for index in fitting if amounts.fits_within(self._left(index))]
         return (free or fitting)[next(self._turns) % len(free or fitting)]
 
+    def _fitting(self, amounts: Amounts, bundle: int) -> list[int]:
+        among = range(len(self.bundles)) if bundle < 0 else [bundle]
+        fitting = [i for i in among if i < len(self.bundles) and amounts.fits_within(self.bundles[i])]
+        if not fitting:
+            where = "no bundle" if bundle < 0 else f"no bundle {bundle}"
+            raise ValueError(f"{amounts.as_ray()} fits into {where} of {self}: {list(self.request.specs)}")
+        return fitting
+
     async def take(self, seat: Seat, bundle: int) -> int:
-        """Return the bundle for an actor, once the group is there; -1: the first that has room beside the others."""
+        """Return the bundle for an actor, once the group is there; -1: the first that has room beside the others.
+
+        Raises ValueError where none is large enough, and GroupRemoved.
+        """
+        self._fitting(seat.amounts, bundle)
         await self.wait_created()
         if bundle < 0:
-            self.choose(seat.amounts)
             while (bundle := self._first_free(seat.amounts)) < 0:
                 self._room_freed.clear()
                 await self._room_freed.wait()

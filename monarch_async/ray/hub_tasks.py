@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_async.errors import Unschedulable
 from monarch_async.mesh.stream import Stream
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import TaskCancelledError
@@ -188,9 +189,12 @@ class _Run:
                 tasks._checked[key] = known
         self._start(known[2])
 
-    async def _find_room(self) -> None:
+    async def _find_room(self, is_again: bool = False) -> None:
+        placing, submission = self._tasks._hub.placing, self._submission
         try:
-            room = await self._tasks._hub.placing.room_for_task(self._submission.options)
+            if is_again:
+                await placing.wait_news()
+            room = await placing.room_for_task(submission.options, submission.name)
             if not self._is_cancelled:
                 self._start(self.check(room))
         except Exception as error:
@@ -272,7 +276,11 @@ class _Run:
         if future.cancelled():
             self._fail(TaskCancelledError())
         elif (error := future.exception()) is not None:
-            self._fail(self._tasks._hub.placing.error_of(self._submission.options, error))
+            error = self._tasks._hub.placing.error_of(self._submission.options, error)
+            if isinstance(error, Unschedulable):  # where it was to run is gone
+                self._tasks._runtime.start(self._find_room(is_again=True))
+            else:
+                self._fail(error)
         elif len(self._entries) == 1:
             self._entries[0].complete(future.result())
         else:

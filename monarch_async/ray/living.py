@@ -1,6 +1,7 @@
 """The hosts that live, as the hub sees them: what may be placed on, and what Ray calls nodes."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -115,7 +116,9 @@ class LivingHosts:
             await self.wait_changed()
         return found
 
-    async def wait_changed(self) -> None:
-        """Wait for the next change."""
+    async def wait_changed(self, at_most: float | None = None) -> None:
+        """Wait for the next change; ``at_most`` so many seconds."""
         self._changed.clear()
-        await self._changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most):
+                await self._changed.wait()

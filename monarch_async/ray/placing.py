@@ -45,6 +45,10 @@ log = logging.getLogger("monarch_async")
 NOSET_VARIABLE = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
+#: Seconds after which something is placed once more that was refused as its host is gone.
+_MOMENT = 0.1
+
+
 class Options(Asked, Protocol):
     """The part of options that says where."""
 
@@ -108,8 +112,8 @@ class Placing:
             room = self._rooms[key] = _as_task_options(amounts)
         return room
 
-    async def room_for_task(self, options: Options) -> dict[str, Any]:
-        """Return keyword arguments for a native task: what it takes, and where it may run.
+    async def room_for_task(self, options: Options, name: str = "a task") -> dict[str, Any]:
+        """Return keyword arguments for a native task: what it takes, and where it may run. ``name``: in warnings.
 
         Waits for the placement group, and for a host on which
         it fits. Raises TaskPlacementGroupRemoved, TaskUnschedulableError where it is bound to a node that is gone, and
@@ -119,7 +123,7 @@ class Placing:
             return room
         amounts = of_task(options)
         try:
-            where = await self._find("a task", options, amounts)
+            where = await self._find(name, options, amounts)
             if where.group is not None:
                 await where.group.wait_created()
                 return _as_task_options(amounts) | self._in_group(where.group, where.bundle, amounts)
@@ -132,7 +136,11 @@ class Placing:
         return _as_task_options(amounts) | ({"hosts": where.hosts} if where.hosts else {})
 
     def error_of(self, options: Options, error: BaseException) -> BaseException:
-        """Return what a native error of a task means: that its placement group was removed, where that is so."""
+        """Return what a native error of a task means: that its placement group was removed, where that is so.
+
+        Where Unschedulable is returned, a host has gone on which it was to run: to be placed once more, after
+        `wait_news`.
+        """
         strategy = _strategy_of(options)
         if not isinstance(strategy, PlacementGroupSchedulingStrategy) or not isinstance(error, Error):
             return error
@@ -144,8 +152,12 @@ class Placing:
         removed.__cause__ = error
         return removed
 
+    async def wait_news(self) -> None:
+        """Wait until something has become of hosts, for a moment: what was said of them has proved wrong."""
+        await self.living.wait_changed(at_most=_MOMENT)
+
     def _in_group(self, group: Group, bundle: int, amounts: Amounts) -> dict[str, Any]:
-        placement, part = group.spot(bundle if bundle >= 0 else group.choose(amounts))
+        placement, part = group.spot(group.choose(amounts, bundle))
         return {"placement": placement, "bundle": part}
 
     def _next_spread(self, amounts: Amounts, names: Sequence[str]) -> Host:
@@ -188,8 +200,20 @@ class Placing:
         return procs, seat.give_back
 
     async def _seat(self, seat: Seat, options: Options) -> None:
-        amounts, what = seat.amounts, f"actor {seat.name}"
-        where = await self._find(what, options, amounts)
+        """Find room for an actor. Raises Unschedulable where it is bound to a node that cannot have it."""
+        while True:
+            where = await self._find(f"actor {seat.name}", options, seat.amounts)
+            try:
+                await self._seat_at(seat, where)
+            except Unschedulable as error:
+                log.warning("actor %s is placed once more: %s", seat.name, error)
+                await self.wait_news()
+            else:
+                break
+        self._count(seat)
+
+    async def _seat_at(self, seat: Seat, where: Where) -> None:
+        amounts = seat.amounts
         if where.group is not None:
             await self._seat_within(seat, where.group, where.bundle)
         elif amounts.is_free:
@@ -197,9 +221,8 @@ class Placing:
             seat.host = min(hosts, key=self._crowd)
         else:
             strategy = "spread" if where.spreads else "pack"
-            demand = Demand([amounts.bundle()], strategy=strategy, hosts=where.hosts, name=what)
+            demand = Demand([amounts.bundle()], strategy=strategy, hosts=where.hosts, name=f"actor {seat.name}")
             await self._hold(seat, demand)
-        self._count(seat)
 
     def _named(self, names: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
         return [host for host in hosts if (host.name in names if names else host.resources.cpus)] or list(hosts)
@@ -214,6 +237,7 @@ class Placing:
         seat.leave.append(lambda: self._actors.subtract([id]))
 
     async def _seat_within(self, seat: Seat, group: Group, bundle: int) -> None:
+        await seat.give_back()  # of a bundle that was lost since
         bundle = await group.take(seat, bundle)
         placement, part = group.spot(bundle)
         if seat.amounts.is_free:

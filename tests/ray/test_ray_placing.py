@@ -1,6 +1,7 @@
 """Where tasks and actors go: on real hosts, natively, with options as the facade checks them."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -325,6 +326,28 @@ async def test_bundles_of_a_lost_host_are_placed_elsewhere(placing: Placing, hos
     placing.groups.remove(named.id.binary())
     await wait_free()
     await ma.cluster().leave(again)
+
+
+async def test_what_waits_for_a_host_that_goes_is_placed_elsewhere(placing: Placing, hosts: ma.HostMesh) -> None:
+    more = await ma.cluster().grow(1, ma.Resources(cpus=4, custom={"rare": 1}))
+    while len(placing.living.hosts) < 3:
+        await placing.living.wait_changed()
+    first = await spawn(placing, actor(num_cpus=0, resources={"rare": 1}))
+    second = asyncio.create_task(spawn(placing, actor(num_cpus=0, resources={"rare": 1})))
+    await asyncio.wait([second], timeout=0.05)
+    await ma.cluster().leave(more)
+    with contextlib.suppress(ma.Error):
+        await first[0].stop()
+    await first[1]()
+    await asyncio.wait([second], timeout=0.3)
+    assert not second.done()
+    again = await ma.cluster().grow(1, ma.Resources(cpus=4, custom={"rare": 1}))
+    spawned = await second
+    assert host_of(spawned) == again.hosts[0].name
+    await end(spawned)
+    await ma.cluster().leave(again)
+    while len(placing.living.hosts) > 2:
+        await placing.living.wait_changed()
 
 
 async def test_creating_and_removing_is_quick(placing: Placing) -> None:
