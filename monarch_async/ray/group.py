@@ -41,7 +41,6 @@ class GroupRequest:
     strategy: str = "PACK"
     name: str = ""
     namespace: str = ""
-    is_detached: bool = False
     prefers: str = ""  #: the node id of a host that is better than others
     labels: dict[str, str] = field(default_factory=dict)
 

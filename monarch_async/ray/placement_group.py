@@ -153,9 +153,8 @@ def placement_group(
         raise ValueError("_soft_target_node_id= is only for a placement group of strategy STRICT_PACK")
     labels = _checked_labels(bundle_label_selector, len(specs))
     runtime = current()
-    id, is_detached = os.urandom(ID_BYTES), lifetime == "detached"
-    prefers = _soft_target_node_id or ""
-    request = GroupRequest(id, specs, strategy, name, runtime.namespace, is_detached, prefers, labels)
+    id, prefers = os.urandom(ID_BYTES), _soft_target_node_id or ""
+    request = GroupRequest(id, specs, strategy, name, runtime.namespace, prefers, labels)
     if name:
         _ask("placement_group.create", request)
     else:

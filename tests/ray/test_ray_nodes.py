@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import monarch_async as ma
 from monarch_async import ray
 from monarch_async.ray.exceptions import ActorUnschedulableError, GetTimeoutError, TaskUnschedulableError
+from monarch_async.ray.runtime import current
+from monarch_async.ray.util import placement_group, placement_group_table, remove_placement_group
 from monarch_async.ray.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
 
 
@@ -135,3 +138,95 @@ def test_wrong_strategies() -> None:
         In(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected In"):
         NodeLabelSchedulingStrategy({"zone": "a"})  # type: ignore[dict-item]
+
+
+# -- two nodes -----------------------------------------------------------------------------------------------------
+
+
+class SecondNode:
+    """A host more, that the test may let go."""
+
+    def __init__(self) -> None:
+        self.hosts = current().run(self._join())
+        self.id = f"{self.hosts.hosts[0].id:056x}"
+        assert until(lambda: self.id in alive())
+
+    @staticmethod
+    async def _join() -> ma.HostMesh:
+        return await ma.cluster().grow(1, ma.Resources(cpus=4, custom={"rare": 1}))
+
+    async def _leave(self) -> None:
+        await ma.cluster().leave(self.hosts)
+
+    def leave(self) -> None:
+        current().run(self._leave())
+        assert until(lambda: self.id not in alive())
+
+
+def alive() -> set[str]:
+    return {row["NodeID"] for row in ray.nodes() if row["Alive"]}
+
+
+@pytest.fixture
+def second() -> Iterator[SecondNode]:
+    node = SecondNode()
+    yield node
+    node.leave()
+    assert until(lambda: free() == 4)
+
+
+@ray.remote
+def slowly() -> str:
+    time.sleep(0.3)
+    return ray.get_runtime_context().get_node_id()
+
+
+def test_a_node_that_joins_and_goes(second: SecondNode) -> None:
+    assert ray.cluster_resources()["CPU"] == 8
+    assert ray.get(seen.options(resources={"rare": 1}).remote(), timeout=10)[0] == second.id
+    second.leave()
+    assert ray.cluster_resources()["CPU"] == 4
+    (row,) = [row for row in ray.nodes() if row["NodeID"] == second.id]
+    assert (row["Alive"], row["Resources"]) == (False, {})
+    strategy = NodeAffinitySchedulingStrategy(second.id, soft=False)
+    with pytest.raises(TaskUnschedulableError):
+        ray.get(seen.options(scheduling_strategy=strategy).remote(), timeout=10)
+
+
+def test_tasks_and_actors_are_spread(second: SecondNode) -> None:
+    refs = [seen.options(scheduling_strategy="SPREAD").remote() for _ in range(4)]
+    assert sorted(node for node, _ in ray.get(refs, timeout=10)) == sorted([*alive()] * 2)
+    for given in {}, {"num_cpus": 1, "scheduling_strategy": "SPREAD"}:
+        actors = [Seeing.options(**given).remote() for _ in range(4)]
+        found = [node for node, _ in ray.get([actor.seen.remote() for actor in actors], timeout=10)]
+        assert sorted(found) == sorted([*alive()] * 2)
+        for actor in actors:
+            ray.kill(actor)
+
+
+def test_affinity_to_either_node(second: SecondNode) -> None:
+    for node in alive():
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        assert ray.get(seen.options(scheduling_strategy=strategy).remote(), timeout=10)[0] == node
+
+
+def test_a_group_is_spread_over_nodes(second: SecondNode) -> None:
+    group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+    assert group.wait(10)
+    assert set(placement_group_table(group)["bundles_to_node_id"].values()) == alive()
+    second.leave()
+    assert until(lambda: placement_group_table(group)["state"] == "RESCHEDULING")
+    assert not group.wait(0.1)
+    third = SecondNode()
+    assert group.wait(10)
+    assert set(placement_group_table(group)["bundles_to_node_id"].values()) == alive()
+    remove_placement_group(group)
+    third.leave()
+
+
+@pytest.mark.slow  # a host that was lost has ten seconds to come back, before what was to run there runs elsewhere
+def test_tasks_of_a_node_that_goes_run_elsewhere(second: SecondNode) -> None:
+    refs = [slowly.options(scheduling_strategy="SPREAD").remote() for _ in range(16)]
+    ray.wait(refs, num_returns=2, timeout=10)
+    second.leave()
+    assert set(ray.get(refs[8:], timeout=20)) <= {second.id, *alive()}

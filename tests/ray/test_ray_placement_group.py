@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -144,6 +146,17 @@ def test_groups_by_name(groups: Make) -> None:
 def test_wrong_groups(bundles: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # which of them it is says the text
         placement_group(bundles, **options)
+
+
+def test_the_module_and_the_function_have_one_name() -> None:
+    """Whatever was imported first."""
+    code = (
+        "import monarch_async.ray; monarch_async.ray.install(); import ray; from ray.util.placement_group import"
+        " PlacementGroup; import ray.util.placement_group; from ray.util import placement_group as function;"
+        " assert ray.util.placement_group is function is not ray.util.scheduling_strategies;"
+        " assert PlacementGroup.__module__ == 'monarch_async.ray.placement_group'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_group_waits_for_room(groups: Make) -> None:
