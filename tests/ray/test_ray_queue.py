@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from monarch_async import ray
+from monarch_async.ray.actor import ActorHandle
 from monarch_async.ray.exceptions import RayActorError
 from monarch_async.ray.util.queue import Empty, Full, Queue
 
@@ -37,6 +38,9 @@ class Producer:
     async def put(self, queue: Queue[object], items: list[object]) -> None:
         for item in items:
             await queue.put_async(item)
+
+    async def get_on_the_loop(self, queue: Queue[object]) -> object:
+        return queue.get()
 
     async def get(self, queue: Queue[object], timeout: float | None = None) -> object:
         return await queue.get_async(timeout=timeout)
@@ -162,6 +166,15 @@ def test_async_actors(queue: Queue[object]) -> None:
         ray.get(consumer.get.remote(queue, timeout=0.01))
 
 
+def test_what_would_stop_an_event_loop_says_what_does_not(queue: Queue[object]) -> None:
+    """And has done nothing."""
+    queue.put("stays")
+    actor = Producer.remote()
+    with pytest.raises(RuntimeError, match="get_async"):
+        ray.get(actor.get_on_the_loop.remote(queue))
+    assert queue.get() == "stays"
+
+
 def test_a_blocked_get_blocks_nobody_else(queue: Queue[object]) -> None:
     taken = take.remote(queue, 1)
     start = time.monotonic()
@@ -178,14 +191,20 @@ def test_actor_options() -> None:
     queue.shutdown(force=True)
 
 
+def wait_dead(actor: ActorHandle) -> None:
+    """One that is killed may answer what comes right then."""
+    with pytest.raises(RayActorError):
+        while True:
+            ray.get(actor.qsize.remote(), timeout=10)
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_shutdown(force: bool) -> None:
     queue: Queue[int] = Queue()
     actor = queue.actor
     queue.put(1)
     queue.shutdown(force=force)
-    with pytest.raises(RayActorError):
-        ray.get(actor.qsize.remote())
+    wait_dead(actor)
     queue.shutdown()
 
 

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from monarch_async import ray
-from monarch_async.ray.actor import ActorHandle
 from monarch_async.ray.object_ref import ObjectRef
+from monarch_async.ray.runtime import current
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Queue(Generic[T]):
         ``actor_options`` are those of its actor, as of ``ActorClass.options``.
         """
         self.maxsize = maxsize
-        self.actor: ActorHandle = ray.remote(QueueActor).options(**(actor_options or {})).remote(maxsize)
+        self.actor: Any = ray.remote(QueueActor).options(**(actor_options or {})).remote(maxsize)
 
     def __len__(self) -> int:
         return self.size()
@@ -132,8 +132,9 @@ class Queue(Generic[T]):
             block: False raises Full at once where there is no room.
             timeout: seconds to wait at most, then raise Full. None: any time.
 
-        Raises ValueError for a negative timeout.
+        Raises ValueError for a negative timeout, RuntimeError on an event loop's thread, which `put_async` is for.
         """
+        current().check_may_wait("Queue.put", "await queue.put_async(item)")
         with _plain(block):
             ray.get(self._put(item, block, timeout))
 
@@ -166,8 +167,9 @@ class Queue(Generic[T]):
             block: False raises Empty at once where there is none.
             timeout: seconds to wait at most, then raise Empty. None: any time.
 
-        Raises ValueError for a negative timeout.
+        Raises ValueError for a negative timeout, RuntimeError on an event loop's thread, which `get_async` is for.
         """
+        current().check_may_wait("Queue.get", "await queue.get_async()")
         with _plain(block):
             return ray.get(self._get(block, timeout))
 

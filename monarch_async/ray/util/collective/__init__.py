@@ -16,6 +16,7 @@ Reading order
 - ``collective.py``   what programs call
 """
 
+from monarch_async.ray.missing import missing
 from monarch_async.ray.util.collective.collective import (
     allgather,
     allreduce,
@@ -60,3 +61,9 @@ __all__ = [
     "reducescatter",
     "send",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing(f"ray.util.collective.{name}")

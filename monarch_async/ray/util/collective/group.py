@@ -38,11 +38,10 @@ class Group:
         self._timeout = timedelta(milliseconds=membership.timeout_ms)
         rank, size = membership.rank, membership.world_size
         if rank == 0:
-            store = dist.TCPStore(ip_address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+            store = self._open(ip_address, 0)
             meet((ip_address, store.port))
         else:
-            host, port = meet(None)
-            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
+            store = self._open(*meet(None))
         self._store = store  # that of rank 0 serves the others
         if membership.backend == Backend.NCCL:
             options = dist.ProcessGroupNCCL.Options()
@@ -50,6 +49,12 @@ class Group:
             self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
             self._group = dist.ProcessGroupGloo(store, rank, size, self._timeout)
+
+    def _open(self, host: str, port: int) -> Any:
+        from torch.distributed import TCPStore  # type: ignore[reportPrivateImportUsage]
+
+        is_master = self.membership.rank == 0
+        return TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=self._timeout)
 
     @property
     def rank(self) -> int:
