@@ -26,7 +26,10 @@ def node_id_of(host: int) -> str:
 
 
 def address_of(host: Host) -> str:
-    """Return the address of a host: that of this machine's loopback, where only this machine can reach it."""
+    """Return the address (or name) by which others reach a host: the loopback's, where only this machine can.
+
+    A name is not looked up: that would block, and others may know it where this one does not.
+    """
     url = Url.parse(host.url)
     return "127.0.0.1" if url.is_local_only else url.host
 

@@ -20,6 +20,7 @@ from monarch_async.ray.calling import Calling
 from monarch_async.ray.context import RunningContext, lending, running
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import as_ray_error
+from monarch_async.ray.living import node_id_of
 from monarch_async.ray.object_ref import ObjectRef
 
 T = TypeVar("T")
@@ -279,11 +280,6 @@ class Countdown:
     def wait(self, timeout: float | None) -> bool:
         """Return whether they have come in time."""
         return self._over.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-
-
-def node_id_of(host: int) -> str:
-    """Return what the facade calls a host."""
-    return f"{host:056x}"
 
 
 _current: Runtime | None = None
