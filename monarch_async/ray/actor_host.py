@@ -45,6 +45,7 @@ class Birth:
     captures: bool = False
     runtime_env: Mapping[str, Any] | None = None
     is_restarted: bool = False
+    node_address: str = ""
 
 
 class ActorExit(BaseException):
@@ -64,6 +65,7 @@ class ActorHost(Actor):
             namespace=birth.namespace, runtime_env=birth.runtime_env,
         )  # fmt: skip
         self._runtime.outside = self._context
+        self._runtime.node_address = birth.node_address
         self._turn = threading.Lock()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}

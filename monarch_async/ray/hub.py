@@ -14,6 +14,7 @@ from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.ray.hub_actors import HubActors
 from monarch_async.ray.hub_tasks import HubTasks
+from monarch_async.ray.living import address_of
 from monarch_async.ray.metric_table import MetricTable
 from monarch_async.ray.nodes import Nodes
 from monarch_async.ray.placing import Placing
@@ -48,12 +49,18 @@ class Hub:
         self.metrics, self.rendezvous = MetricTable(), Rendezvous()
         self.operations |= self.placing.groups.operations | Nodes(self.placing).operations
         self.operations |= self.metrics.operations | self.rendezvous.operations
+        self.operations["node.address"] = self.node_address
         self.domain.on_gone.append(self._gone)
 
     async def aclose(self) -> None:
         """End what runs."""
         await self.actors.aclose()
         await self.placing.aclose()
+
+    def node_address(self, process: int) -> str:
+        """Return where the host of a process is reached."""
+        hosts = self.domain.hosts
+        return address_of(next((host for host in hosts if host.id == host_of(process)), hosts[0]))
 
     def _gone(self, exit: Exit) -> None:
         """A process, or a host, has ended."""

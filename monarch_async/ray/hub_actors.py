@@ -17,6 +17,7 @@ from monarch_async.errors import Error
 from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.actor_host import ActorHost, Birth
+from monarch_async.ray.compute_threads import limit_of_process
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import ActorDiedError, as_birth_error
 from monarch_async.ray.object_ref import ObjectRef
@@ -136,7 +137,8 @@ class HubActor:
         )
         self._procs = procs
         try:
-            birth = replace(creation.birth, is_restarted=self.incarnation > 0)
+            where = self._hub.node_address(procs.addresses[0])
+            birth = replace(creation.birth, is_restarted=self.incarnation > 0, node_address=where)
             mesh: Any = procs.spawn(self.label, ActorHost, birth, self._values())
             await self._up_or_ended(mesh)
             if not self._ended.done():
@@ -167,7 +169,7 @@ class HubActor:
                 await step()
 
     def _env(self) -> tuple[dict[str, str], str | None]:
-        env = {NAMESPACE_VARIABLE: self.creation.namespace}
+        env = {NAMESPACE_VARIABLE: self.creation.namespace, **limit_of_process(self.creation.options.num_cpus)}
         given = self.creation.runtime_env
         if not given:
             return env, None

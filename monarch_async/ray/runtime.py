@@ -63,6 +63,7 @@ class Runtime:
         self.domain, self.hub_access, self.hub_address, self.is_driver = domain, hub, hub_address, is_driver
         self.loop, self.address = domain.router.loop, domain.router.address
         self.namespace, self.job_id = "", "01000000"
+        self.node_address = ""  #: where the host is reached, once it is known
         self.outside = RunningContext()
         self.runtime_env: Mapping[str, Any] | None = None  #: of the job
         self._thread = domain.holdings.thread
