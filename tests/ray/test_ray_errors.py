@@ -238,11 +238,12 @@ def test_actor_whose_init_raised_says_so():
     native = remote_error(0, {}, "a[0]", "__init__", "host1", "builtins.ValueError", "v", "trace", ValueError("v"))
     for told in (native, RayTaskError("A.__init__", "trace", ValueError("v"), actor_id="ab12")):
         error = pickle.loads(pickle.dumps(as_birth_error(told, "A.__init__", "ab12")))
-        assert type(error) is ActorDiedError and error.actor_init_failed
+        assert isinstance(error, ActorDiedError) and error.actor_init_failed
         assert isinstance(error.cause, RayTaskError) and isinstance(error.cause.cause, ValueError)
         assert "ValueError: v" in str(error) and "trace" in str(error) and error.actor_id == "ab12"
     plain = as_birth_error(_DEATH, "A.__init__", "ab12")
-    assert not plain.actor_init_failed and "SIGKILL" in str(plain) and "last words" in str(plain)
+    assert isinstance(plain, ActorDiedError) and not plain.actor_init_failed
+    assert "SIGKILL" in str(plain) and "last words" in str(plain)
 
 
 def _public():

@@ -39,6 +39,7 @@ _BOTH = [
 _TASK = [
     ({"num_returns": -1}, ValueError),
     ({"num_returns": 1.5}, TypeError),
+    ({"num_returns": "many"}, TypeError),
     ({"num_returns": "dynamic"}, NotImplementedError),
     ({"max_retries": -2}, ValueError),
     ({"max_retries": 1.5}, TypeError),
@@ -65,6 +66,7 @@ _ACTOR = [
     ({"concurrency_groups": 3}, TypeError),
     ({"concurrency_groups": {"io": 0}}, ValueError),
     ({"namespace": 1}, TypeError),
+    ({"name": ""}, ValueError),
     ({"enable_tensor_transport": True}, NotImplementedError),
 ]
 
@@ -132,7 +134,7 @@ def test_concurrency_groups_may_be_a_list():
 def test_older_placement_group_options_become_a_strategy():
     said = check_task_options({"placement_group": None}).scheduling_strategy
     assert isinstance(said, PlacementGroupSchedulingStrategy) and said.placement_group is None
-    affinity = NodeAffinitySchedulingStrategy("ab", soft=False)
+    affinity = NodeAffinitySchedulingStrategy("ab" * 28, soft=False)
     assert check_task_options({"scheduling_strategy": affinity}).scheduling_strategy is affinity
     with pytest.raises(ValueError, match="both"):
         check_task_options({"placement_group": None, "scheduling_strategy": "SPREAD"})
