@@ -12,14 +12,14 @@ Chapters:
 - ``driver``, ``init_context``        `init` and `shutdown`: the loop in the background, and hosts
 - ``runtime``, ``worker``, ``context``  what every process has: the loop, objects, the way to the hub; what runs there
 - ``api``                             `remote`, `get`, `put`, `wait`, `cancel`, `kill`, `get_actor`
-- ``remote_function``, ``task_body``  functions as tasks: where they are called, and in the worker
-- ``actor_class``, ``actor_handle``, ``actor_host``, ``actor``  classes, handles, and what holds the object
+- ``remote_function``, ``task_body``, ``compute_threads``  functions as tasks: where they are called, and in the worker
+- ``actor_class``, ``actor_handle``, ``actor_host``, ``actor``, ``arity``  classes, handles, what holds the object
 - ``calling``                         calls of actors: order, retries, restarts
 - ``generator``                       streams
 - ``object_ref``, ``entry``, ``borrowing``, ``payload``  objects: references, values, who owns and who borrows them
 - ``hub``, ``hub_tasks``, ``hub_actors``  the driver's half: all that is placed or spawned
 - ``options``, ``runtime_env``, ``job_config``  what may be said
-- ``placing``, ``amounts``, ``living``, ``seat``, ``strategies``  where things go
+- ``placing``, ``amounts``, ``living``, ``seat``, ``spread``, ``strategies``  where things go
 - ``placement_group``, ``group``, ``groups``, ``nodes``  placement groups; nodes and their resources
 - ``exceptions``, ``task_error``      what is raised
 - ``util``, ``metric_table``, ``rendezvous``, ``membership``  queues, metrics, collectives; the hub's part

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
+from monarch_async.ray.compute_threads import limit_here
 from monarch_async.ray.context import RunningContext, running
 from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import (
@@ -130,6 +131,7 @@ async def iterate(made: Any, name: str) -> AsyncIterator[object]:
 def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
     mine = children.get()
     apply_runtime_env(head.runtime_env)
+    limit_here(head.resources)
 
     def lend(is_waiting: bool) -> None:
         if mine is not None:
