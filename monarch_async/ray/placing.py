@@ -30,6 +30,7 @@ from monarch_async.ray.group import Group, GroupRemoved
 from monarch_async.ray.groups import PlacementGroups
 from monarch_async.ray.living import LivingHosts
 from monarch_async.ray.seat import Seat
+from monarch_async.ray.spread import Spread
 from monarch_async.ray.strategies import (
     In,
     LabelOperator,
@@ -80,7 +81,7 @@ class Placing:
         self.living = LivingHosts(hosts)
         self.groups = PlacementGroups(self.living)
         self._actors: Counter[int] = Counter()  # by host: of those that live
-        self._spread: Counter[int] = Counter()  # by host: tasks that were to be spread
+        self._spread = Spread()
         self._rooms: dict[tuple[object, ...], dict[str, Any]] = {}
         self._rooms_of = -1
 
@@ -132,7 +133,8 @@ class Placing:
         except Unschedulable as error:
             raise TaskUnschedulableError(str(error)) from None
         if where.spreads:
-            return _as_task_options(amounts) | {"hosts": (self._next_spread(amounts, where.hosts).name,)}
+            host = await self._spread.next(amounts, self._open_for(amounts, where.hosts))
+            return _as_task_options(amounts) | {"hosts": (host.name,)}
         return _as_task_options(amounts) | ({"hosts": where.hosts} if where.hosts else {})
 
     def error_of(self, options: Options, error: BaseException) -> BaseException:
@@ -160,12 +162,9 @@ class Placing:
         placement, part = group.spot(group.choose(amounts, bundle))
         return {"placement": placement, "bundle": part}
 
-    def _next_spread(self, amounts: Amounts, names: Sequence[str]) -> Host:
+    def _open_for(self, amounts: Amounts, names: Sequence[str]) -> list[Host]:
         hosts = self.living.allowed(amounts, self.living.open_hosts()) or self.living.allowed(amounts)
-        hosts = [host for host in hosts if not names or host.name in names] or hosts
-        host = min(hosts, key=lambda host: self._spread[host.id])
-        self._spread[host.id] += 1
-        return host
+        return [host for host in hosts if not names or host.name in names] or hosts
 
     # -- actors ----------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,15 @@ async def test_tasks_are_spread_by_turns_over_hosts_on_which_they_fit(placing: P
     assert (await placing.room_for_task(task(num_gpus=1, scheduling_strategy="SPREAD")))["hosts"] == (first,)
 
 
+async def test_tasks_are_not_spread_to_a_host_that_actors_fill(placing: Placing, hosts: ma.HostMesh) -> None:
+    first, second = hosts.hosts
+    there = NodeAffinitySchedulingStrategy(node_id_of(second.id), soft=False)
+    holder = await spawn(placing, actor(num_cpus=4, scheduling_strategy=there))
+    rooms = [await placing.room_for_task(task(scheduling_strategy="SPREAD")) for _ in range(2)]
+    assert [room["hosts"] for room in rooms] == [(first.name,)] * 2
+    await end(holder)
+
+
 async def test_a_task_of_a_node_runs_there(placing: Placing, hosts: ma.HostMesh) -> None:
     second = hosts.hosts[1]
     strategy = NodeAffinitySchedulingStrategy(node_id_of(second.id), soft=False)
