@@ -1,9 +1,8 @@
 """A connection: frames to and from one peer, over one socket at a time.
 
 Measured on this path: a uvloop protocol with plain ``transport.write`` beats ``add_reader`` with ``recv`` and ``send``
-by half (uvloop collects the writes of one turn into one ``writev``), so on uvloop `send` *is* ``transport.write``;
-on asyncio's own loop, where each write is a system call, and with TLS, where each is a record, frames of one turn are
-joined first.
+by half. Each write is a system call, though, which wakes the peer: so the first frame of a turn is written at once, and
+what follows in the same turn is joined into one write at its end. With TLS, where each is a record, all are joined.
 
 Received bytes are handed to the consumer as they come, with as many whole frames as there are: the consumer walks
 the headers itself (it decides by them anyway) and says how far it got. What is left of a frame waits here; a large
@@ -26,6 +25,9 @@ from monarch_async.wire.frame import ACK, HEADER, HEADER_SIZE, PIECEWISE, PING, 
 from monarch_async.wire.link import Link
 
 Pieces = Sequence[bytes | memoryview]
+
+#: Bytes of a frame that is rather written by itself than copied.
+_LARGE = 32 << 10
 
 
 class Consumer(Protocol):
@@ -141,7 +143,7 @@ class Connection(asyncio.Protocol):
         early = [*self._joined]
         self._joined.clear()
         may_write = type(self._loop).__module__.startswith("uvloop") and wire.get_extra_info("ssl_object") is None
-        self._write = wire.write if may_write else self._join
+        self._write = self._write_first if may_write else self._join
         if self.link is None:
             self.send = self._write
         for frame in replay or early:
@@ -277,6 +279,31 @@ class Connection(asyncio.Protocol):
             frame = held.popleft()
             link.push(frame)
             self._write(frame)
+
+    def _write_first(self, frame: bytes | memoryview) -> None:
+        """The first frame of a turn: it goes at once, the others when the turn ends."""
+        assert self.wire is not None
+        self.wire.write(frame)
+        self._write = self._write_more
+        if self.link is None:
+            self.send = self._write
+        self._loop.call_soon(self._end_turn, self.wire)
+
+    def _write_more(self, frame: bytes | memoryview) -> None:
+        """Another one in the same turn. Large ones are not copied."""
+        if len(frame) < _LARGE:
+            self._joined.append(frame)
+        elif self.wire is not None:
+            self._flush_joined()
+            self.wire.write(frame)
+
+    def _end_turn(self, wire: asyncio.Transport) -> None:
+        if self.wire is not wire:  # another has been attached, or none
+            return
+        self._flush_joined()
+        self._write = self._write_first
+        if self.link is None and not self.is_closed:
+            self.send = self._write
 
     def _join(self, frame: bytes | memoryview) -> None:
         joined = self._joined

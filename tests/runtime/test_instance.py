@@ -69,6 +69,12 @@ class Pair:
         path = self.caller.path(WORKER, self.actor_id)
         call.nbytes = self.caller.post(path, flags, fields, pack_call_fields(fields), encoded, call.id)
 
+    def write_together(self) -> None:
+        """What is sent in this turn arrives in one read, also its first frame."""
+        connection = self.caller.uplink(WORKER)
+        connection._write = connection.send = connection._write_more
+        self.caller.loop.call_soon(connection._end_turn, connection.wire)
+
     @property
     def instance(self) -> Any:
         return self.proc.instances[self.actor_id]
@@ -216,6 +222,7 @@ async def test_max_concurrency_holds_the_others_back(pair: Pair) -> None:
 
 async def test_a_failed_init_answers_what_waits_and_what_comes(pair: Pair) -> None:
     """I2, Starting -> Failed."""
+    pair.write_together()
     spawned, waiting = pair.spawn(Broken), pair.call("note", "a")
     for failed in (spawned, waiting):
         with pytest.raises(OSError, match="cannot be made"):
@@ -270,6 +277,7 @@ async def test_a_call_that_waits_in_the_mailbox_is_cancelled(pair: Pair) -> None
 async def test_a_call_is_cancelled_before_its_task_has_begun(pair: Pair) -> None:
     """Call and cancellation arrive in one read."""
     await pair.spawn(Subject)
+    pair.write_together()
     call = pair.call("hold", "a")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

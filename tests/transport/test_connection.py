@@ -58,12 +58,19 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written: list[bytes] = []
+        self._written: list[bytes] = []
         self.protocol: asyncio.BaseProtocol = asyncio.Protocol()
         self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
+        self._written.append(bytes(data))
+
+    @property
+    def written(self) -> list[bytes]:
+        """What was written at the end of this turn."""
+        if isinstance(self.protocol, Connection) and self.protocol.wire is self:
+            self.protocol._flush_joined()
+        return self._written
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self.protocol
@@ -469,3 +476,17 @@ async def test_a_closed_connection_takes_no_new_socket() -> None:
     connection.attach(late)
     assert late.is_closed
     assert late.data == b""
+
+
+async def test_frames_of_one_turn_are_two_writes_and_large_ones_are_not_copied() -> None:
+    """On uvloop each write is a system call, and wakes the peer."""
+    connection, _, wire = connected()
+    small, large = [frame(number) for number in range(5)], pack_frame(CALL, 0, 1, 2, 3, 4, b"", bytes(64 << 10))
+    for each in [*small, large, *small]:
+        connection.send(each)
+    assert wire._written == [small[0], b"".join(small[1:]), large]
+    await asyncio.sleep(0)
+    assert wire._written[3:] == [b"".join(small)]
+    connection.send(small[0])
+    assert wire._written[-1] == small[0]
+    connection.close()
