@@ -8,6 +8,7 @@ from typing import Any
 from monarch_async.ray.actor_handle import ActorFacts, ActorHandle, MethodFacts
 from monarch_async.ray.actor_host import Birth
 from monarch_async.ray.amounts import of_actor
+from monarch_async.ray.arity import arity_of
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.hub_actors import Creation
 from monarch_async.ray.object_ref import ObjectRef, is_ref
@@ -146,7 +147,8 @@ def facts_of(cls: type, actor: str, options: ActorOptions, sync_on_loop: bool) -
     found: dict[str, MethodFacts] = {}
     for name, function in methods.items():
         noted = getattr(function, NOTES, None) or MethodOptions()
-        found[name] = MethodFacts(style(inspect.unwrap(function), noted), noted)
+        is_bound = inspect.ismethod(function) or isinstance(inspect.getattr_static(cls, name), staticmethod)
+        found[name] = MethodFacts(style(inspect.unwrap(function), noted), noted, arity_of(function, is_bound))
     retries = options.max_task_retries or 0
     keeps_order, most = not (is_async or is_threaded), options.max_pending_calls or -1
     return ActorFacts(actor, cls.__name__, found, keeps_order, retries, most, plain)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_async.ray.arity import Arity
 from monarch_async.ray.calling import ActorCall, ActorClient
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import PendingCallsLimitExceeded
@@ -20,6 +21,7 @@ class MethodFacts:
 
     style: str
     options: MethodOptions
+    arity: Arity | None = None  #: None: any arguments are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +67,32 @@ class ActorID:
 _SPECIAL = ("__ray_call__", "__ray_ready__", "__ray_terminate__")
 
 
+class _Line:
+    """What a handle and its methods share: either keeps the actor, and they do not refer to each other, so that the
+    last of them goes when it is dropped. ``life`` is what keeps it; None: that is left to others."""
+
+    __slots__ = ("client", "facts", "life")
+
+    def __init__(self, facts: ActorFacts, life: ObjectRef[Any] | None) -> None:
+        self.facts, self.life = facts, life
+        self.client: ActorClient | None = None
+
+    def client_in(self, runtime: Runtime) -> ActorClient:
+        client = self.client
+        if client is None or client.runtime is not runtime:
+            client = self.client = runtime.calling.client(self.facts.actor, self.facts.keeps_order)
+        return client
+
+
 class ActorHandle:
     """A handle of an actor. It pickles and copies; the actor lives as long as there is one, or it was made to stay."""
 
     _facts: ActorFacts
-    _life: ObjectRef[Any]
+    _line: _Line
 
-    def __init__(self, facts: ActorFacts, life: ObjectRef[Any]) -> None:
+    def __init__(self, facts: ActorFacts, life: ObjectRef[Any] | None) -> None:
         """``life`` keeps the actor."""
-        self.__dict__["_facts"], self.__dict__["_life"] = facts, life
-        self.__dict__["_client"] = None
-
-    def _client_in(self, runtime: Runtime) -> ActorClient:
-        client = self.__dict__["_client"]
-        if client is None or client.runtime is not runtime:
-            client = self.__dict__["_client"] = runtime.calling.client(self._facts.actor, self._facts.keeps_order)
-        return client
+        self.__dict__["_facts"], self.__dict__["_line"] = facts, _Line(facts, life)
 
     @property
     def _actor_id(self) -> ActorID:
@@ -95,7 +107,7 @@ class ActorHandle:
             if name not in _SPECIAL:
                 raise AttributeError(f"'{facts.class_name}' object has no attribute '{name}'")
             found = MethodFacts(facts.special_style, MethodOptions())
-        method = self.__dict__[name] = ActorMethod(self, name, found)
+        method = self.__dict__[name] = ActorMethod(self._line, name, found)
         return method
 
     def __dir__(self) -> list[str]:
@@ -117,21 +129,22 @@ class ActorHandle:
         return f"Actor({self._facts.class_name}, {self._facts.actor})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorHandle, (self._facts, self._life)
+        return ActorHandle, (self._facts, self._line.life)
 
 
 class ActorMethod:
     """A method of a handle."""
 
-    __slots__ = ("_handle", "_options", "_style", "name")
+    __slots__ = ("_arity", "_line", "_options", "_style", "name")
 
-    def __init__(self, handle: ActorHandle, name: str, facts: MethodFacts) -> None:
-        """Of this handle."""
-        self._handle, self.name, self._style, self._options = handle, name, facts.style, facts.options
+    def __init__(self, line: _Line, name: str, facts: MethodFacts) -> None:
+        """Of the actor of this line."""
+        self._line, self.name = line, name
+        self._style, self._options, self._arity = facts.style, facts.options, facts.arity
 
     def options(self, **given: Any) -> "ActorMethod":
         """Return the method with other options."""
-        return ActorMethod(self._handle, self.name, MethodFacts(self._style, self._options.merged(given)))
+        return ActorMethod(self._line, self.name, MethodFacts(self._style, self._options.merged(given), self._arity))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse."""
@@ -144,8 +157,11 @@ class ActorMethod:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; return the reference of the result, or several, or a generator of them."""
         runtime = current()
-        options, facts = self._options, self._handle._facts
+        options, line = self._options, self._line
+        facts = line.facts
         what = f"{facts.class_name}.{self.name}"
+        if self._arity is not None:
+            self._arity.check(what, args, kwargs)
         packed, refs = pack_arguments(args, kwargs, is_ref, what)
         packed = kept_arguments(runtime, packed)
         group = options.concurrency_group or ""
@@ -159,7 +175,7 @@ class ActorMethod:
         retries = options.max_task_retries
         if retries is None:
             retries = facts.max_task_retries
-        client = self._handle._client_in(runtime)
+        client = line.client_in(runtime)
         if 0 < facts.max_pending_calls <= client.unanswered:
             raise PendingCallsLimitExceeded(
                 f"{what}: {client.unanswered} calls of this process wait, and max_pending_calls is "
@@ -167,8 +183,7 @@ class ActorMethod:
             )
         client.unanswered += 1
         call = ActorCall(
-            self._style, (self.name, group, count), packed, [ref._entry for ref in refs], entries, retries,
-            self._handle._life,
+            self._style, (self.name, group, count), packed, [ref._entry for ref in refs], entries, retries, line.life,
         )  # fmt: skip
         runtime.post(client.submit, call)
         if count == 1:
@@ -178,12 +193,12 @@ class ActorMethod:
     def _stream(self, runtime: Runtime, what: str, method: tuple[str, str, int], packed: Any, refs: Any) -> Any:
         generator = ObjectRefGenerator(runtime, what)
         slots: list[Entry] = [ref._entry for ref in refs]
-        client = self._handle._client_in(runtime)
-        runtime.post(follow_actor, generator, client, method, packed, slots, self._handle._life)
+        client = self._line.client_in(runtime)
+        runtime.post(follow_actor, generator, client, method, packed, slots, self._line.life)
         return generator
 
     def __repr__(self) -> str:
-        return f"ActorMethod({self._handle._facts.class_name}.{self.name})"
+        return f"ActorMethod({self._line.facts.class_name}.{self.name})"
 
 
 def current_actor() -> ActorHandle:

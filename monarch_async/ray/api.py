@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_async.ray.actor_class import NOTES, make_actor_class
+from monarch_async.ray.actor_class import NOTES, ActorClass, make_actor_class
 from monarch_async.ray.actor_handle import ActorHandle
 from monarch_async.ray.entry import Entry, load
 from monarch_async.ray.exceptions import GetTimeoutError
@@ -33,6 +33,8 @@ def remote(*args: Any, **options: Any) -> Any:
 
 
 def _make(target: Any, given: dict[str, Any]) -> Any:
+    if isinstance(target, ActorClass | RemoteFunction):
+        raise TypeError(f"@remote of {target!r}: it is remote already; say other options by .options(...)")
     if isinstance(target, type):
         return make_actor_class(target, given)
     if inspect.isroutine(target) or callable(target):
@@ -92,7 +94,8 @@ def get(object_refs: Any, *, timeout: float | None = None, **_hints: object) -> 
     """Wait for an object and return its value, or for several and return a list of them, in their order.
 
     Raises what the call raised, as `exceptions` says; GetTimeoutError after ``timeout`` seconds; RuntimeError on the
-    thread of an event loop that the value would come by (``await ref`` there); ValueError for anything but references.
+    thread of an event loop that the value would come by (``await ref`` there); ValueError or TypeError for anything but
+    references.
     """
     runtime = current()
     if type(object_refs) is ObjectRef:
@@ -115,7 +118,7 @@ def get(object_refs: Any, *, timeout: float | None = None, **_hints: object) -> 
 
 def _entry_of(ref: object) -> Entry:
     if not isinstance(ref, ObjectRef):
-        raise ValueError(f"get() takes an ObjectRef or a list of them, and this has {type(ref).__name__}: {ref!r}")
+        raise TypeError(f"get() takes an ObjectRef or a list of them, and this has {type(ref).__name__}: {ref!r}")
     return ref._entry
 
 

@@ -122,6 +122,8 @@ def check_method_options(given: Mapping[str, Any]) -> MethodOptions:
 
 
 def _check_names(options: ActorOptions) -> ActorOptions:
+    if options.name == "":
+        raise ValueError("name='' of an actor: a name has letters, or is None")
     if options.get_if_exists and not options.name:
         raise ValueError("get_if_exists=True of an actor needs its name=")
     return options
@@ -206,7 +208,9 @@ def _returns(name: str, value: Any) -> int | str | None:
     _of((int, str), name, value)
     if value == "dynamic":
         raise NotImplementedError(f'{name}="dynamic": say "streaming", whose items can be read while the task runs')
-    if value is not None and value != "streaming" and (isinstance(value, str) or value < 0):
+    if isinstance(value, str) and value != "streaming":
+        raise TypeError(f'{name}={value!r}: expected an int, or "streaming" where it yields')
+    if isinstance(value, int) and value < 0:
         raise ValueError(f'{name}={value!r}: expected None, 0 or more, or "streaming" where it yields')
     return value
 
