@@ -327,6 +327,26 @@ def test_a_rank_that_does_not_come(ranks: list[Any]) -> None:
     on_all(ranks, alone)
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("driver")
+def test_nccl() -> None:
+    import torch
+
+    collective.init_collective_group(1, 0, "nccl", "gpus")
+    one, other = torch.arange(3.0, device="cuda"), torch.zeros(3, device="cuda")
+    collective.allreduce(one, "gpus")
+    collective.reduce(one, 0, "gpus")
+    collective.broadcast(one, 0, "gpus")
+    collective.allgather([other], one, "gpus")
+    assert other.tolist() == [0, 1, 2]
+    collective.reducescatter(other, [one * 2], "gpus")
+    collective.barrier("gpus")
+    assert other.tolist() == [0, 2, 4]
+    with pytest.raises(RuntimeError):
+        collective.allreduce(np.ones(2), "gpus")
+    collective.destroy_collective_group("gpus")
+
+
 def test_a_rank_that_dies_is_seen_by_the_others(ranks: list[Any]) -> None:
     pair = [Rank.remote() for _ in range(2)]
     on_all(pair, lambda rank: collective.init_collective_group(2, rank, "gloo", "pair"))

@@ -218,12 +218,15 @@ def test_the_driver_sees_its_own_at_once_and_gauges_end_with_their_process() -> 
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_process_that_ends_has_said_all() -> None:
+@pytest.mark.parametrize("how", ["terminated", "out of scope"])
+def test_a_process_that_ends_has_said_all(how: str) -> None:
     """Also what it recorded less than a second before."""
-    worker = Worker.remote("gone")
+    worker = Worker.remote(how)
     ray.get(worker.work.remote(5))
-    ray.wait([worker.__ray_terminate__.remote()])
-    wait_until(lambda: 5 in [series.value for series in found("worker_calls") if series.tags["name"] == "gone"])
+    if how == "terminated":
+        ray.wait([worker.__ray_terminate__.remote()])
+    del worker
+    wait_until(lambda: 5 in [series.value for series in found("worker_calls") if series.tags["name"] == how])
 
 
 @pytest.mark.usefixtures("driver")
