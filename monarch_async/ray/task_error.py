@@ -221,10 +221,21 @@ def _travels(value: Any) -> Any:
     return value
 
 
+_SCALARS = (str, int, float, bool, bytes, type(None))
+
+
+def _is_plain(cause: object) -> bool:
+    if not isinstance(cause, Exception) or type(cause).__module__ != "builtins" or vars(cause):
+        return False
+    return all(type(arg) in _SCALARS for arg in cause.args)
+
+
 def _pack(cause: BaseException | None) -> bytes:
     """Return ``cause`` pickled so that `_unpack` cannot fail but for a class that is not there."""
     if cause is None:
         return b""
+    if _is_plain(cause):
+        return pickle.dumps(cause)  # the most frequent ones: nothing can go wrong
     try:
         data = cloudpickle.dumps(cause)
         if type(pickle.loads(data)) is type(cause):
