@@ -179,7 +179,7 @@ def create(
     birth = Birth(
         actor, options.name or "", cls.__name__, data, packed, is_async, limits, installation(),
         context.namespace or runtime.namespace, amounts.as_ray(), group.id.hex() if group is not None else "",
-        bool(getattr(strategy, "captures_children", False)), dict(env) or None,
+        bool(getattr(strategy, "captures_children", False)), dict(env) or None, facts, life,
     )  # fmt: skip
     creation = Creation(actor, life, birth, options, facts, namespace, dict(env) or None)
     if options.name and not runtime.is_on_loop:  # whether the name is free is known at once

@@ -204,7 +204,8 @@ class ActorMethod:
 def current_actor() -> ActorHandle:
     """Return a handle of the actor that runs here. Raises RuntimeError where there is none."""
     runtime = current()
-    actor = runtime.context.actor_id
-    if not actor:
+    context = runtime.context
+    if not context.actor_id:
         raise RuntimeError("no actor runs here")
-    return ActorHandle(*runtime.run(runtime.hub("actors.handle", actor)))
+    life = ObjectRef(runtime.borrowing.borrow(runtime.hub_address, context.actor_life, None))
+    return ActorHandle(context.actor_facts, life)

@@ -44,6 +44,8 @@ class Birth:
     group: str = ""
     captures: bool = False
     runtime_env: Mapping[str, Any] | None = None
+    facts: Any = None  #: see `RunningContext`, as of the next
+    life: int = 0
     is_restarted: bool = False
     node_address: str = ""
 
@@ -62,7 +64,7 @@ class ActorHost(Actor):
         self._context = RunningContext(
             actor_id=birth.actor, actor_name=birth.name, assigned_resources=birth.resources,
             is_restarted=birth.is_restarted, placement_group=birth.group, captures=birth.captures,
-            namespace=birth.namespace, runtime_env=birth.runtime_env,
+            namespace=birth.namespace, runtime_env=birth.runtime_env, actor_facts=birth.facts, actor_life=birth.life,
         )  # fmt: skip
         self._runtime.outside = self._context
         self._runtime.node_address = birth.node_address

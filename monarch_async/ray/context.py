@@ -13,6 +13,8 @@ class RunningContext:
 
     actor_id: str = ""
     actor_name: str = ""
+    actor_facts: Any = None  #: what handles of the actor say
+    actor_life: int = 0  #: the number of the hub's object that lives as long as there are any
     task_name: str = ""
     task_id: str = ""
     assigned_resources: Mapping[str, float] = field(default_factory=dict)

@@ -46,6 +46,9 @@ class Subject:
             "hub": found.gcs_address,
         }
 
+    def me(self) -> object:
+        return ray.get_runtime_context().current_actor
+
     def leave(self) -> None:
         ray.actor.exit_actor()
 
@@ -120,6 +123,24 @@ def test_context_of_an_actor() -> None:
     assert one["node"] == mine.get_node_id() and one["job"] == mine.get_job_id() and one["hub"] == mine.gcs_address
     assert one["worker"] == two["worker"] != mine.get_worker_id() and one["task"] != two["task"]
     assert one["gpus"] == [] == one["accelerators"] and one["resources"] == {"CPU": 1} and one["restarted"] is False
+
+
+@ray.remote
+class Looper:
+    async def me(self) -> object:
+        return ray.get_runtime_context().current_actor
+
+    async def count(self) -> int:
+        return 1
+
+
+def test_current_actor_is_a_handle_also_on_an_event_loop() -> None:
+    subject, looper = Subject.remote(), Looper.remote()
+    assert ray.get(subject.me.remote()) == subject
+    found = ray.get(looper.me.remote())
+    assert found == looper and type(found) is ray.actor.ActorHandle
+    del looper
+    assert ray.get(found.count.remote()) == 1
 
 
 def test_context_of_a_task() -> None:
