@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
 
 
+#: Seconds after which what others refer to, and nobody has submitted or put, will not come any more.
+_EXPECTED_FOR = 10.0
+
+
 class Borrowing:
     """All of one process. On the loop, but where it is said otherwise."""
 
@@ -32,6 +36,7 @@ class Borrowing:
         self._own: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self._borrowed: weakref.WeakValueDictionary[tuple[int, int], Borrowed] = weakref.WeakValueDictionary()
         self._lent: dict[int, tuple[Entry, set[int]]] = {}
+        self._expected: dict[int, Entry] = {}  # at the hub: others refer to them already
         operations = runtime.domain.operations
         operations["ray_borrow"], operations["ray_drop"] = self._take_borrow, self._take_drop
         operations["ray_value"], operations["ray_cancel"] = self._take_value, self._take_cancel
@@ -51,11 +56,32 @@ class Borrowing:
         self._lent.setdefault(entry.number, (entry, set()))[1].add(borrower)
 
     def find(self, number: int) -> Entry | None:
-        """Return an object of this process that others know."""
-        return self._own.get(number)
+        """Return an object of this process that others know; where the hub does not know it, it may only not yet.
+
+        Who submits a task gives its results' references away at once, and they may come here before that does.
+        """
+        entry = self._own.get(number)
+        if entry is None and self._runtime.is_driver:
+            entry = self._own[number] = self._expected[number] = Entry(self._runtime, number, "an object")
+            self._runtime.post(self._runtime.loop.call_later, _EXPECTED_FOR, self._give_up, number)
+        return entry
+
+    def claim(self, number: int, what: str, borrower: int) -> Entry:
+        """Return the object of this number, which another process has submitted or put, and refers to."""
+        entry = self._expected.pop(number, None) or self._own.get(number)
+        if entry is None:
+            entry = Entry(self._runtime, number, what)
+        entry.what = what
+        self.lend(entry, borrower)
+        return entry
+
+    def _give_up(self, number: int) -> None:
+        entry = self._expected.pop(number, None)
+        if entry is not None:
+            entry.fail(_missing(number))
 
     def _take_borrow(self, src: int, call: int, number: int) -> None:
-        entry = self._own.get(number)
+        entry = self.find(number)
         if entry is not None:
             self.lend(entry, src)
         self._runtime.domain.answer(src, call, entry is not None)
@@ -68,10 +94,9 @@ class Borrowing:
                 del self._lent[number]
 
     def _take_value(self, src: int, call: int, number: int) -> None:
-        entry = self._own.get(number)
+        entry = self.find(number)
         if entry is None:
-            error = ObjectLostError(f"object {number:x} is not there any more: nobody referred to it")
-            self._runtime.domain.answer(src, call, ["error", pickle.dumps(error)])
+            self._runtime.domain.answer(src, call, ["error", pickle.dumps(_missing(number))])
         elif not entry.when_done(lambda: self._answer(entry, src, call)):
             self._answer(entry, src, call)
 
@@ -91,7 +116,7 @@ class Borrowing:
     def free(self, entry: Entry) -> None:
         """Let go of a value. On any thread."""
         self._runtime.post(self.tell, entry, "ray_free")
-        entry.free(ObjectFreedError(f"object {entry.number:x} was freed by ray.internal.free"))
+        entry.free(ObjectFreedError(f"{entry.number:x}", why="it was freed by ray.internal.free"))
 
     def cancel(self, entry: Entry, by_force: bool) -> None:
         """Cancel what an object is to be the result of."""
@@ -123,10 +148,10 @@ class Borrowing:
         ``kept_by`` keeps it until the owner has been told; ``is_known``: it knows already.
         """
         if owner == self._runtime.address:
-            own = self._own.get(number)
+            own = self.find(number)
             if own is None:
                 own = Entry(self._runtime, number, "an object")
-                own.fail(ObjectLostError(f"object {number:x} is not there any more: nobody referred to it"))
+                own.fail(_missing(number))
             return own
         entry = self._borrowed.get((owner, number))
         if entry is None:
@@ -166,7 +191,7 @@ class Borrowing:
             said = await self._runtime.domain.requests.ask(entry.owner, "ray_value", entry.number)
             value = self.read(said, entry)
         except Lost as lost:
-            entry.fail(OwnerDiedError(f"the process that owns object {entry.number:x} is gone: {lost}"))
+            entry.fail(OwnerDiedError(f"{entry.number:x}", why=f"the process that owns it is gone: {lost}"))
         except Exception as error:
             entry.fail(error)
         else:
@@ -190,6 +215,10 @@ class Borrowing:
         from monarch_async.ray.object_ref import ObjectRef
 
         return ObjectRef(self.borrow(owner, number, keeper))
+
+
+def _missing(number: int) -> ObjectLostError:
+    return ObjectLostError(f"{number:x}", why="nobody referred to it any more")
 
 
 def said_of(entry: Entry, receiver: int, call: int) -> list[Any]:

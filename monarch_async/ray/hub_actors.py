@@ -19,7 +19,7 @@ from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.actor_host import ActorHost, Birth
 from monarch_async.ray.compute_threads import limit_of_process
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import ActorDiedError, as_birth_error
+from monarch_async.ray.exceptions import ActorAlreadyExistsError, ActorDiedError, as_birth_error
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import ActorOptions
 from monarch_async.ray.payload import Packed
@@ -238,13 +238,12 @@ class HubActors:
             "actors.exited": self._exited,
             "actors.named": self._named,
             "actors.list": self._list,
-            "actors.handle": self._handle,
         }
 
     def _create(self, src: int, creation: Creation, slots: Sequence[Any]) -> Any:
         """Return the handle's facts and life of the one that has the name, where that was asked for; else None.
 
-        Raises ValueError where the name is taken.
+        Raises ActorAlreadyExistsError where the name is taken.
         """
         name, key = creation.options.name, (creation.namespace, creation.options.name or "")
         if name:
@@ -252,14 +251,15 @@ class HubActors:
             if found is not None and not found.is_dead and creation.options.get_if_exists:
                 return found.creation.said, ObjectRef(found.keep())
             if found is not None and not found.is_dead:
-                raise ValueError(
+                raise ActorAlreadyExistsError(
                     f"an actor named {name!r} is there already, in namespace {creation.namespace!r}: get it by "
                     f"get_actor(), or say get_if_exists=True"
                 )
-        life = Entry(self.hub.runtime, creation.life, "an actor")
+        if src == self.hub.runtime.address:
+            life = Entry(self.hub.runtime, creation.life, "an actor")
+        else:
+            life = self.hub.runtime.borrowing.claim(creation.life, "an actor", src)
         self.create(creation, slots, life)
-        if src != self.hub.runtime.address:
-            self.hub.runtime.borrowing.lend(life, src)
         return creation.said, ObjectRef(life)
 
     def create(self, creation: Creation, slots: Sequence[Any], life: Entry) -> None:
@@ -310,10 +310,6 @@ class HubActors:
             spaces = sorted(space for space, known in self._names if known == name)
             elsewhere = f"; there is one in namespace {', '.join(map(repr, spaces))}" if spaces else ""
             raise ValueError(f"no actor named {name!r} lives in namespace {namespace!r}{elsewhere}")
-        return found.creation.said, ObjectRef(found.keep())
-
-    def _handle(self, src: int, actor: str) -> Any:
-        found = self._of(actor)
         return found.creation.said, ObjectRef(found.keep())
 
     async def _kill(self, src: int, actor: str, may_restart: bool) -> None:

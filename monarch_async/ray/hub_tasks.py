@@ -79,16 +79,12 @@ class HubTasks:
     def _take(self, src: int, submission: Submission, slots: Sequence[Any], numbers: Sequence[int]) -> None:
         """Another process has submitted a task; it has its results' references already."""
         borrowing = self._runtime.borrowing
-        entries = [Entry(self._runtime, number, submission.name) for number in numbers]
-        for entry in entries:
-            borrowing.lend(entry, src)
+        entries = [borrowing.claim(number, submission.name, src) for number in numbers]
         self.submit(submission, [ref._entry for ref in slots], entries)
 
     def _put(self, src: int, number: int, packed: Packed) -> None:
         """A task has put an object: it is owned here, as that process may end soon."""
-        entry = Entry(self._runtime, number, "ray.put")
-        self._runtime.borrowing.lend(entry, src)
-        entry.complete(packed)
+        self._runtime.borrowing.claim(number, "ray.put", src).complete(packed)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 

@@ -73,9 +73,9 @@ def wait_until(condition: Callable[[], Any]) -> None:
         gc.collect()
 
 
-def lent() -> int:
-    """Return how many objects of the driver others borrow."""
-    return len(current().borrowing._lent)
+def is_lent(number: int) -> bool:
+    """Return whether another process borrows this object of the driver's."""
+    return number in current().borrowing._lent
 
 
 def stored() -> int:
@@ -85,15 +85,15 @@ def stored() -> int:
 
 def test_an_object_lives_as_long_as_somebody_borrows_it() -> None:
     keeper = Keeper.remote()
-    before = lent()
     ref = ray.put([1, 2])
+    number = ref._entry.number
     ray.get(keeper.keep.remote([ref]))
-    wait_until(lambda: lent() == before + 1)
+    wait_until(lambda: is_lent(number))
     del ref
     gc.collect()
     assert ray.get(keeper.read.remote()) == [[1, 2]]
     ray.get(keeper.drop.remote())
-    wait_until(lambda: lent() == before)
+    wait_until(lambda: not is_lent(number))
 
 
 def test_what_is_on_its_way_in_a_call_that_waits_lives(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_what_is_on_its_way_in_a_call_that_waits_lives(tmp_path: Path) -> None:
 
 def test_a_borrower_that_dies_borrows_nothing() -> None:
     keeper = Keeper.remote()
-    before = lent()
     ref = ray.put(1)
+    number = ref._entry.number
     ray.get(keeper.keep.remote([ref]))
     del ref
-    wait_until(lambda: lent() == before + 1)
+    wait_until(lambda: is_lent(number))
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(keeper.die.remote())
-    wait_until(lambda: lent() < before + 1)
+    wait_until(lambda: not is_lent(number))
 
 
 def test_an_owner_that_dies_takes_its_objects_along() -> None:
