@@ -15,6 +15,7 @@ Chapters:
 - ``remote_function``, ``task_body``, ``compute_threads``  functions as tasks: where they are called, and in the worker
 - ``actor_class``, ``actor_handle``, ``actor_host``, ``actor``, ``arity``  classes, handles, what holds the object
 - ``calling``                         calls of actors: order, retries, restarts
+- ``departure``                       how a process ends where its code says so
 - ``generator``                       streams
 - ``object_ref``, ``entry``, ``borrowing``, ``payload``  objects: references, values, who owns and who borrows them
 - ``hub``, ``hub_tasks``, ``hub_actors``  the driver's half: all that is placed or spawned
@@ -34,6 +35,7 @@ from monarch_async.ray.actor_handle import ActorHandle, ActorID
 from monarch_async.ray.api import cancel, get, get_actor, kill, method, put, remote, timeline, wait
 from monarch_async.ray.driver import init, is_initialized, shutdown
 from monarch_async.ray.generator import DynamicObjectRefGenerator, ObjectRefGenerator
+from monarch_async.ray.init_context import VERSION
 from monarch_async.ray.install import install, uninstall
 from monarch_async.ray.job_config import JobConfig
 from monarch_async.ray.missing import missing
@@ -42,7 +44,7 @@ from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.runtime_context import get_gpu_ids, get_runtime_context
 from monarch_async.ray.runtime_env import RuntimeEnv
 
-__version__ = "2.60.0"
+__version__ = VERSION
 
 __all__ = [
     "ActorClass",

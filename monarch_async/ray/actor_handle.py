@@ -184,6 +184,7 @@ class ActorMethod:
         client.unanswered += 1
         call = ActorCall(
             self._style, (self.name, group, count), packed, [ref._entry for ref in refs], entries, retries, line.life,
+            (Exception,) if options.retry_exceptions is True else options.retry_exceptions or (),
         )  # fmt: skip
         runtime.post(client.submit, call)
         if count == 1:
@@ -191,7 +192,7 @@ class ActorMethod:
         return [ObjectRef(entry) for entry in entries] or None
 
     def _stream(self, runtime: Runtime, what: str, method: tuple[str, str, int], packed: Any, refs: Any) -> Any:
-        generator = ObjectRefGenerator(runtime, what)
+        generator = ObjectRefGenerator(runtime, what, self._options.generator_backpressure)
         slots: list[Entry] = [ref._entry for ref in refs]
         client = self._line.client_in(runtime)
         runtime.post(follow_actor, generator, client, method, packed, slots, self._line.life)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_async.ray.context import RunningContext
+from monarch_async.ray.departure import end_process, run_exit_handlers
 from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, fill, nbytes_of, pack, store, unpack
 from monarch_async.ray.runtime import Runtime, current
@@ -106,8 +107,8 @@ class ActorHost(Actor):
                 if inspect.isawaitable(result):
                     result = await result
                 return await self._answer_on_loop(result, method)
-            except ActorExit:
-                await self._leave("exit_actor() was called")
+            except (ActorExit, SystemExit) as exit:
+                await self._leave(exit)
                 return None
             except Exception as error:
                 raise self._told(error, method[0]) from None
@@ -125,6 +126,8 @@ class ActorHost(Actor):
                 made = self._find(method[0])(*args, **kwargs)
                 async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
                     yield await kept_on_loop(item, self._runtime)
+            except (ActorExit, SystemExit) as exit:
+                await self._leave(exit)
             except Exception as error:
                 raise self._told(error, method[0]) from None
 
@@ -138,8 +141,8 @@ class ActorHost(Actor):
             if method[2] == 1:
                 return self._keep(result)
             return [self._keep(value) for value in split(result, method[2], method[0])]
-        except ActorExit:
-            self._runtime.run(self._leave("exit_actor() was called"))
+        except (ActorExit, SystemExit) as exit:
+            self._runtime.run(self._leave(exit))
             threading.Event().wait()
         except Exception as error:
             raise self._told(error, method[0]) from None
@@ -201,9 +204,14 @@ class ActorHost(Actor):
             raise ValueError(f"{self._birth.class_name} has no concurrency group {group!r}; known are: {known}")
         return self._birth.limits[group]
 
-    async def _leave(self, why: str) -> None:
+    async def _leave(self, exit: ActorExit | SystemExit) -> None:
+        """A method ends the actor, for good; after ``sys.exit(1)``, which is a failure, it may be made anew."""
         await self._runtime.leave()
-        await self._runtime.hub("actors.exited", self._birth.actor, why)
+        if isinstance(exit, SystemExit) and exit.code:
+            await asyncio.to_thread(end_process, exit)
+        await asyncio.to_thread(run_exit_handlers)
+        name = "exit_actor" if isinstance(exit, ActorExit) else "sys.exit"
+        await self._runtime.hub("actors.exited", self._birth.actor, f"{name}() was called")
 
 
 def _terminate() -> None:

@@ -46,7 +46,7 @@ class ActorCall:
 
     __slots__ = (
         "client", "entries", "is_cancelled", "keeps", "life", "method", "nbytes", "number", "packed", "path", "refs",
-        "retries", "sent_as", "style",
+        "retries", "retry_on", "sent_as", "style",
     )  # fmt: skip
     is_carrier = True
 
@@ -59,10 +59,14 @@ class ActorCall:
         entries: Sequence[Entry],
         retries: int,
         life: object,
+        retry_on: tuple[type[BaseException], ...] = (),
     ) -> None:
-        """``method``: name, group, how many results; ``refs``: arguments that are objects; ``life`` keeps the actor."""
+        """``method``: name, group, how many results; ``refs``: arguments that are objects; ``life`` keeps the actor.
+
+        ``retries``: after how many losses it is sent again, or raised errors of the types ``retry_on``.
+        """
         self.style, self.method, self.packed, self.refs, self.entries = style, method, packed, refs, entries
-        self.retries, self.life = retries, life
+        self.retries, self.life, self.retry_on = retries, life, retry_on
         self.sent_as = self.nbytes = self.number = 0
         self.is_cancelled = False
         self.client: ActorClient | None = None
@@ -219,6 +223,10 @@ class ActorClient:
         """A method has raised, or the actor says that it is none any more."""
         if isinstance(error, ActorDied | Lost) or getattr(error, "endpoint", "") in ("__init__", "setup"):
             self.lost(call, error)
+        elif call.retries and call.retry_on and isinstance(error, call.retry_on) and not call.is_cancelled:
+            call.retries -= call.retries > 0
+            self._queue.appendleft(call)
+            self._pump()
         else:
             call.fail(error)
 

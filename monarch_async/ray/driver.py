@@ -89,6 +89,12 @@ async def _attachment(address: str | None, declared: Declared) -> Attachment:
 
 _driver: Driver | None = None
 
+#: What `init` accepts and needs not: there is no dashboard process, and no store beside it. Also names with a ``_``.
+_HINTS = frozenset(
+    "include_dashboard dashboard_host dashboard_port job_config configure_logging logging_format logging_config "
+    "enable_resource_isolation cgroup_path system_reserved_cpu system_reserved_memory proxy_server_url".split()
+)
+
 
 def init(
     address: str | None = None,
@@ -118,10 +124,13 @@ def init(
         ignore_reinit_error: return quietly where it was begun already.
         local_mode, log_to_driver, logging_level, hints: accepted, where they say nothing that cannot be done.
 
-    Raises RuntimeError where it was begun already, ConnectionError where there is nothing to join, NotImplementedError
-    for ``local_mode``, ``ray://``.
+    Raises RuntimeError where it was begun already, and for an unknown name, ConnectionError where there is nothing to
+    join, NotImplementedError for ``local_mode``, ``ray://``.
     """
     global _driver
+    unknown = sorted(name for name in hints if name not in _HINTS and not name.startswith("_"))
+    if unknown:
+        raise RuntimeError(f"init() has no argument {', '.join(unknown)}")
     found = find()
     if found is not None:
         if not ignore_reinit_error and found.is_driver:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async.ray.context import lending
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError, TaskCancelledError
+from monarch_async.ray.exceptions import (
+    GetTimeoutError,
+    ObjectRefStreamEndOfStreamError,
+    RayTaskError,
+    TaskCancelledError,
+)
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.payload import Packed
 
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
 class ObjectRefGenerator:
     """Yields an `ObjectRef` for each item, with ``for`` or ``async for``. An error is that of the last reference."""
 
-    def __init__(self, runtime: "Runtime", what: str) -> None:
-        """No items yet. ``what`` names the call."""
+    def __init__(self, runtime: "Runtime", what: str, most: int | None = None) -> None:
+        """No items yet. ``what`` names the call; ``most`` items wait here unread, beside those of the native stream."""
         self._runtime, self._what = runtime, what
         self._items: deque[Entry] = deque()
         self._has_ended = False
@@ -29,6 +34,9 @@ class ObjectRefGenerator:
         self._callbacks: list[Callable[[], object]] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._source: Any = None
+        self._most = most if most is not None and most > 0 else 0
+        self._room = asyncio.Event()
+        self._following: asyncio.Task[Any] | None = None
         self._is_cancelled = False
         self._completed = runtime.new_entry(what)
 
@@ -50,7 +58,7 @@ class ObjectRefGenerator:
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
-        if error is None:
+        if error is None or isinstance(error, RayTaskError):  # what it raised itself is that of its last reference
             self._completed.complete(b"\x80\x05N.")
         else:
             self._completed.fail(error)
@@ -67,14 +75,18 @@ class ObjectRefGenerator:
 
     async def follow(self, source: Any) -> None:
         """Take what a native stream brings."""
-        self._source = source
+        self._source, self._following = source, asyncio.current_task()
+        if self._is_cancelled:
+            self.cancel(False)
         try:
             async for item in source:
                 entry = self._runtime.new_entry(self._what)
                 entry.complete(item)
                 self.push(entry)
+                await self.wait_room()
         except asyncio.CancelledError:
             self.end(TaskCancelledError())
+            await source.aclose()
             if not self._is_cancelled:
                 raise
         except BaseException as error:
@@ -82,11 +94,23 @@ class ObjectRefGenerator:
         else:
             self.end()
 
+    async def wait_room(self) -> None:
+        """Wait until more items may come."""
+        while self._most and len(self._items) >= self._most:
+            self._room.clear()
+            await self._room.wait()
+
+    def _take(self) -> ObjectRef[Any]:
+        entry = self._items.popleft()
+        if self._most:
+            self._runtime.post(self._room.set)
+        return ObjectRef(entry)
+
     def cancel(self, by_force: bool) -> None:
         """Nobody wants it any more. On the loop."""
         self._is_cancelled = True
-        if self._source is not None:
-            self._runtime.start(self._source.aclose())
+        if self._following is not None:
+            self._following.cancel()
 
     # -- read on any thread ----------------------------------------------------------------------------------------
 
@@ -103,7 +127,7 @@ class ObjectRefGenerator:
                 if not self._changed.wait_for(lambda: self._items or self._has_ended, timeout_s):
                     raise GetTimeoutError(f"{self._what}: no item came within {timeout_s:g} s")
         if self._items:
-            return ObjectRef(self._items.popleft())
+            return self._take()
         raise StopIteration
 
     def __aiter__(self) -> "ObjectRefGenerator":
@@ -118,7 +142,7 @@ class ObjectRefGenerator:
             if self._items or self._has_ended:
                 continue
             await waiter
-        return ObjectRef(self._items.popleft())
+        return self._take()
 
     def completed(self) -> ObjectRef[Any]:
         """Return a reference that is there, or fails, once the call has ended."""

@@ -107,7 +107,8 @@ class HubTasks:
 
     def _begin_stream(self, src: int, submission: Submission, slots: Sequence[Any]) -> int:
         number = next(self._numbers)
-        generator = self._streams[number] = ObjectRefGenerator(self._runtime, submission.name)
+        most = submission.options.generator_backpressure
+        generator = self._streams[number] = ObjectRefGenerator(self._runtime, submission.name, most)
         self.stream(generator, submission, [ref._entry for ref in slots])
         return number
 

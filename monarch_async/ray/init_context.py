@@ -1,10 +1,15 @@
 """What `init` returns."""
 
+import platform
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
+
+
+#: The version of Ray whose API this is.
+VERSION = "2.60.0"
 
 
 class InitContext:
@@ -14,6 +19,9 @@ class InitContext:
         """Of this one."""
         self._runtime = runtime
         self.dashboard_url: str | None = None
+        self.python_version = platform.python_version()
+        self.ray_version = VERSION
+        self.ray_commit = ""
 
     @property
     def address_info(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class RemoteFunction:
             context.lend is not None,
         )  # fmt: skip
         if is_stream:
-            generator = ObjectRefGenerator(runtime, name)
+            generator = ObjectRefGenerator(runtime, name, options.generator_backpressure)
             runtime.post(stream_task, runtime, generator, submission, refs)
             return generator
         number = 1 if count is None else int(count)
@@ -174,6 +174,7 @@ async def _stream_from_hub(runtime: Runtime, generator: ObjectRefGenerator, subm
     try:
         while (item := await runtime.hub("streams.next", stream)) is not None:
             generator.push(item._entry)
+            await generator.wait_room()
     except BaseException as error:
         generator.end(error)
     else:

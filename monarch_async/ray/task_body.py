@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from monarch_async.ray.compute_threads import limit_here
 from monarch_async.ray.context import RunningContext, running
+from monarch_async.ray.departure import end_process
 from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import (
     LARGE,
@@ -145,6 +146,8 @@ def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
     )  # fmt: skip
     try:
         yield
+    except SystemExit as exit:
+        end_process(exit)
     except Exception as error:
         raise RayTaskError.to_raise(error, head.name) from None
     finally:
