@@ -233,6 +233,13 @@ class Holdings:
             error.add_note(f"raised while unpickling {keeper.holding.facts}")
             raise
 
+    async def take_pin(self, keeper: Keeper) -> Pin:
+        """Have the object's memory stay where it is, on this host, as long as what is returned lives. Raises as `load`.
+
+        `map_pinned` maps it, as often as wanted.
+        """
+        return await self._take_pin(keeper)
+
     async def _take_pin(self, keeper: Keeper) -> Pin:
         holding = keeper.holding
         pin = holding.live_pin()
@@ -305,6 +312,16 @@ class Holdings:
             fetching.result()
         finally:
             del fetching  # see `_take_pin`
+
+
+def map_pinned(pin: Pin) -> tuple[memoryview, list[memoryview]] | None:
+    """Map an object; return it as `loads_shared` takes it, None where it cannot be mapped here. On any thread.
+
+    The mapping keeps the pin. Raises TransferError where the memory is gone.
+    """
+    if isinstance(pin.grant, RemoteRegion):
+        return None
+    return cut_object(open_segment(pin.grant, on_gone=pin.release))
 
 
 async def _waited(answer: Awaitable[Any]) -> Any:

@@ -68,7 +68,7 @@ _PRELOADED = (("torch", "pyarrow", "cloudpickle"), ("numpy",), ("monarch_async.r
 
 
 def default_preload() -> tuple[str, ...]:
-    """Return what workers import before they are forked, of what takes long: torch or numpy, where this program does."""
+    """Return what workers import before they are forked, of what takes long: what this program has, too."""
     return tuple([module for modules in _PRELOADED if modules[0] in sys.modules for module in modules])
 
 

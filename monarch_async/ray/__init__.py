@@ -20,7 +20,7 @@ Chapters:
 - ``object_ref``, ``entry``, ``borrowing``, ``payload``  objects: references, values, who owns and who borrows them
 - ``hub``, ``hub_tasks``, ``hub_actors``  the driver's half: all that is placed or spawned
 - ``options``, ``runtime_env``, ``job_config``  what may be said
-- ``placing``, ``amounts``, ``living``, ``seat``, ``spread``, ``strategies``  where things go
+- ``placing``, ``amounts``, ``living``, ``seat``, ``spread``, ``strategies``, ``devices``  where things go
 - ``placement_group``, ``group``, ``groups``, ``nodes``  placement groups; nodes and their resources
 - ``exceptions``, ``task_error``      what is raised
 - ``util``, ``metric_table``, ``rendezvous``, ``membership``  queues, metrics, collectives; the hub's part

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,25 +149,42 @@ def wait(
     if timeout is not None and timeout < 0:
         raise ValueError(f"wait(timeout={timeout}): it cannot be negative")
     refs = list(object_refs)
-    for ref in refs:
-        if not isinstance(ref, ObjectRef | ObjectRefGenerator):
-            raise TypeError(f"wait() takes a list of ObjectRefs, and this has {type(ref).__name__}: {ref!r}")
     if not refs:
         return [], []
-    if len(set(refs)) < len(refs):
-        raise ValueError("wait() was given the same ObjectRef twice")
+    runtime = current()
+    waitables = _waitables_of(refs)
     if num_returns <= 0 or num_returns > len(refs):
         raise ValueError(f"wait(num_returns={num_returns}) of {len(refs)} ObjectRefs")
-    runtime = current()
     runtime.check_may_wait("ray.wait", "asyncio.wait")
-    waitables: list[Any] = [ref._entry if isinstance(ref, ObjectRef) else ref for ref in refs]
     runtime.wait_done(waitables, num_returns, timeout)
-    ready: list[Any] = []
+    done = [waitable.is_done for waitable in waitables]
+    if num_returns == len(refs) and all(done):
+        return refs, []
+    ready = list(itertools.islice(itertools.compress(refs, done), num_returns))
+    if len(ready) < num_returns:
+        return ready, list(itertools.compress(refs, [not is_done for is_done in done]))
     rest: list[Any] = []
-    for ref, waitable in zip(refs, waitables, strict=True):
-        is_ready = waitable.is_done and len(ready) < num_returns
-        (ready if is_ready else rest).append(ref)
+    left = num_returns
+    for ref, is_done in zip(refs, done, strict=True):
+        if is_done and left:
+            left -= 1
+        else:
+            rest.append(ref)
     return ready, rest
+
+
+def _waitables_of(refs: Sequence[Any]) -> list[Any]:
+    """Return what is waited for. Raises TypeError for what is no reference, ValueError for one given twice."""
+    if set(map(type, refs)) == {ObjectRef}:
+        waitables: list[Any] = [ref._entry for ref in refs]
+    else:
+        for ref in refs:
+            if not isinstance(ref, ObjectRef | ObjectRefGenerator):
+                raise TypeError(f"wait() takes a list of ObjectRefs, and this has {type(ref).__name__}: {ref!r}")
+        waitables = [ref._entry if isinstance(ref, ObjectRef) else ref for ref in refs]
+    if len(set(map(id, waitables))) < len(waitables):
+        raise ValueError("wait() was given the same ObjectRef twice")
+    return waitables
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:

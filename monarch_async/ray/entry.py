@@ -8,15 +8,23 @@
 """
 
 import asyncio
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_async.errors import TransferError
+from monarch_async.mesh.holding import Pin
+from monarch_async.mesh.holdings import map_pinned
 from monarch_async.ray.payload import Packed, Payload, Stored, held_by, unpack
 from monarch_async.wire.payload import loads_shared
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
+
+#: Seconds that the memory of a shared object stays where it is, at least, after somebody has got its value.
+_PINNED_FOR = 1.0
 
 #: Of the callbacks of all entries: those who wait are on other threads than who completes.
 _lock = threading.Lock()
@@ -162,11 +170,22 @@ async def load_stored(stored: Stored, keeper: object) -> Any:
 
 def load_here(stored: Stored, runtime: "Runtime", keeper: object = None) -> Any:
     """The same, on another thread, which does the unpickling: that may import things."""
-    holdings = runtime.domain.holdings
-    mapped: Any = runtime.run(holdings.load(stored.ref.keep(runtime.domain), loads=_as_it_is))
+    mapped = None
+    with contextlib.suppress(TransferError):  # it is gone, which is said below
+        mapped = map_pinned(stored.pin or runtime.run(_pin(stored, runtime)))
+    if mapped is None:
+        return runtime.run(load_stored(stored, keeper))
     with held_by((keeper, stored)):
         return loads_shared(*mapped)
 
 
-def _as_it_is(skeleton: memoryview, buffers: list[memoryview]) -> object:
-    return skeleton, buffers
+async def _pin(stored: Stored, runtime: "Runtime") -> Pin:
+    """Keep the memory where it is for a moment: who gets a value often gets it again."""
+    pin = stored.pin = await runtime.domain.holdings.take_pin(stored.ref.keep(runtime.domain))
+    runtime.loop.call_later(_PINNED_FOR, _unpin, weakref.ref(stored))
+    return pin
+
+
+def _unpin(stored: "weakref.ref[Stored]") -> None:
+    if (known := stored()) is not None:
+        known.pin = None

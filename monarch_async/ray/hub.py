@@ -4,12 +4,13 @@ ray_hub [skeleton, buffers]: (operation, arguments), pickled; answered with ["ok
 """
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_async.control.worker import Exit
-from monarch_async.ids import host_of
+from monarch_async.ids import format_address, host_of
 from monarch_async.mesh.domain import Domain
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.ray.hub_actors import HubActors
@@ -23,6 +24,8 @@ from monarch_async.wire.payload import Buffer, Ticketed, dumps, loads
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
+
+log = logging.getLogger("monarch_async")
 
 Operation = Callable[..., Awaitable[Any] | Any]
 
@@ -73,14 +76,15 @@ class Hub:
 
     # -- asked by its own process ----------------------------------------------------------------------------------
 
-    def send(self, operation: str, args: tuple[object, ...]) -> Awaitable[Any]:
+    def tell(self, operation: str, args: tuple[object, ...]) -> Awaitable[Any] | None:
         """See `runtime.HubAccess`."""
         told = self.operations[operation](self.runtime.address, *args)
-        return told if asyncio.iscoroutine(told) else _said(told)
+        return told if asyncio.iscoroutine(told) else None
 
     async def ask(self, operation: str, *args: object) -> Any:
         """See `runtime.HubAccess`."""
-        return await self.send(operation, args)
+        told = self.operations[operation](self.runtime.address, *args)
+        return await told if asyncio.iscoroutine(told) else told
 
     # -- asked by others -------------------------------------------------------------------------------------------
 
@@ -113,13 +117,12 @@ class Hub:
             encoded.sent_to((src,), call, is_answer=True)
 
     def _refuse(self, src: int, call: int, error: BaseException) -> None:
+        if not call:  # nobody waits for it
+            log.error("ray facade: a request of %s failed", format_address(src), exc_info=error)
+            return
         try:
             data = pickle.dumps(error)
             pickle.loads(data)
         except Exception:
             data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
         self.domain.answer(src, call, ["error", data])
-
-
-async def _said(value: object) -> object:
-    return value

@@ -179,7 +179,11 @@ class _Run:
         key = id(options)
         known = tasks._checked.get(key)
         if known is None or known[0].options is not options or known[1] is not room or self._submission.runtime_env:
-            known = (self._submission, room, self.check(room))
+            try:
+                known = (self._submission, room, self.check(room))
+            except Exception as error:
+                self._fail(error)
+                return
             if not self._submission.runtime_env:
                 if len(tasks._checked) > 4096:
                     tasks._checked.clear()

@@ -172,6 +172,13 @@ def _amount(name: str, value: Any) -> float | None:
     return value
 
 
+def _devices(name: str, value: Any) -> float | None:
+    amount = _amount(name, value)
+    if amount is not None and amount > 1 and amount != int(amount):
+        raise ValueError(f"{name}={value!r}: whole devices, or a fraction of one")
+    return amount
+
+
 def _memory(name: str, value: Any) -> int | None:
     amount = _amount(name, value if not isinstance(value, float) else float(int(value)))
     return None if amount is None else int(amount)
@@ -325,7 +332,7 @@ def _not_offered(way: str) -> _Check:
 
 _PLACED: dict[str, _Check] = {
     "num_cpus": _amount,
-    "num_gpus": _amount,
+    "num_gpus": _devices,
     "memory": _memory,
     "resources": _resources,
     "label_selector": _label_selector,

@@ -17,6 +17,7 @@ from monarch_async.wire.payload import Buffer, Encoded, dumps, loads_shared
 
 if TYPE_CHECKING:
     from monarch_async.mesh.domain import Domain
+    from monarch_async.mesh.holding import Pin
     from monarch_async.ray.object_ref import ObjectRef
     from monarch_async.ray.runtime import Runtime
 
@@ -48,11 +49,12 @@ class Payload:
 class Stored:
     """A value that is a shared object."""
 
-    __slots__ = ("ref", "refs")
+    __slots__ = ("__weakref__", "pin", "ref", "refs")
 
     def __init__(self, ref: Ref[Any], refs: "Sequence[ObjectRef]") -> None:
         """``refs`` keep what is inside of it."""
         self.ref, self.refs = ref, refs
+        self.pin: Pin | None = None  #: see `entry.load_here`
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.ref, list(self.refs))

@@ -7,7 +7,6 @@
 """
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.amounts import Amounts, Asked, of_actor, of_task
+from monarch_async.ray.devices import device_env
 from monarch_async.ray.exceptions import (
     ActorPlacementGroupRemoved,
     ActorUnschedulableError,
@@ -41,10 +41,6 @@ from monarch_async.ray.strategies import (
 from monarch_async.scheduler.demand import Demand
 
 log = logging.getLogger("monarch_async")
-
-#: Who has this in its environment sees all devices of its host, as under Ray.
-NOSET_VARIABLE = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-
 
 #: Seconds after which something is placed once more that was refused as its host is gone.
 _MOMENT = 0.1
@@ -187,7 +183,8 @@ class Placing:
         try:
             await self._seat(seat, options)
             assert seat.host is not None
-            procs = HostMesh([seat.host]).spawn_procs(name=name, env={**_device_env(seat, env), **env}, cwd=cwd)
+            devices = seat.placement.spots[0].gpus if seat.placement is not None else ()
+            procs = HostMesh([seat.host]).spawn_procs(name=name, env={**device_env(devices, env), **env}, cwd=cwd)
         except BaseException as error:
             await seat.give_back()
             if isinstance(error, GroupRemoved):
@@ -328,11 +325,3 @@ def _as_task_options(amounts: Amounts) -> dict[str, Any]:
     if amounts.custom:
         options["custom"] = dict(amounts.custom)
     return options
-
-
-def _device_env(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:
-    """Say which devices a proc sees: those it holds. One that holds none sees what its host does, as under Ray."""
-    devices = seat.placement.spots[0].gpus if seat.placement is not None else ()
-    if not devices or (env.get(NOSET_VARIABLE) or os.environ.get(NOSET_VARIABLE, "")) not in ("", "0"):
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}

@@ -33,8 +33,8 @@ class HubAccess(Protocol):
         """Ask; raises what is raised there."""
         ...
 
-    def send(self, operation: str, args: tuple[object, ...]) -> Awaitable[Any]:
-        """Say something now, in order; what is returned ends when it was heard."""
+    def tell(self, operation: str, args: tuple[object, ...]) -> Awaitable[Any] | None:
+        """Say something now, in order; what is returned is to be awaited by somebody."""
         ...
 
 
@@ -124,8 +124,9 @@ class Runtime:
 
     def tell_hub(self, operation: str, *args: object) -> None:
         """Say something to the hub, now, in order; what comes of it nobody waits for. On the loop."""
-        told = self.hub_access.send(operation, args)
-        self.start(_heard(told))
+        told = self.hub_access.tell(operation, args)
+        if told is not None:
+            self.start(_heard(told))
 
     async def hub(self, operation: str, *args: object) -> Any:
         """Ask the hub. Raises what it raises."""

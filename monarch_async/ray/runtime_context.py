@@ -1,15 +1,14 @@
 """`get_runtime_context()`: where the code that asks runs, and as what: a task, an actor, or the driver."""
 
-import os
 from typing import Any
 
 from monarch_async.ray.actor_handle import ActorHandle, current_actor
+from monarch_async.ray.devices import held_devices
 from monarch_async.ray.placement_group import get_current_placement_group
 from monarch_async.ray.runtime import current
 from monarch_async.ray.runtime_env import RuntimeEnv, restored
 from monarch_async.runtime.context import current_context
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OTHER_KINDS = ("NPU", "TPU", "HPU", "neuron_cores")
 
 
@@ -165,9 +164,7 @@ def get_gpu_ids() -> list[int | str]:
 
 def _own_gpus() -> list[str]:
     """Read what the scheduler has set for this process; the driver has what its user has set, which is no holding."""
-    if not current().context.assigned_resources.get("GPU"):
-        return []
-    return [gpu for gpu in os.environ.get(_VISIBLE, "").split(",") if gpu]
+    return held_devices() if current().context.assigned_resources.get("GPU") else []
 
 
 def hub_address() -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from monarch_async.ray.compute_threads import limit_here
 from monarch_async.ray.context import RunningContext, running
 from monarch_async.ray.departure import end_process
+from monarch_async.ray.devices import leave_alone
 from monarch_async.ray.entry import load_here, load_stored
 from monarch_async.ray.payload import (
     LARGE,
@@ -131,6 +132,7 @@ async def iterate(made: Any, name: str) -> AsyncIterator[object]:
 @contextmanager
 def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
     mine = children.get()
+    leave_alone()
     apply_runtime_env(head.runtime_env)
     limit_here(head.resources)
 

@@ -7,7 +7,7 @@ from typing import Any
 from monarch_async.control.controller import read_answer
 from monarch_async.mesh.domain import Domain
 from monarch_async.ray.runtime import Runtime, find, set_current
-from monarch_async.wire.payload import Ticketed, dumps, loads
+from monarch_async.wire.payload import Encoded, Ticketed, dumps, loads
 
 #: Set in workers by the hub: the namespace of the job, and whether plain methods of async actors run on the loop.
 NAMESPACE_VARIABLE = "MONARCH_ASYNC_RAY_NAMESPACE"
@@ -20,18 +20,27 @@ class RemoteHub:
         """It is in the client."""
         self._domain = domain
 
-    def send(self, operation: str, args: tuple[object, ...]) -> Any:
+    def _send(self, encoded: Encoded, operation: str) -> Any:
         """Ask now; return what is to be awaited."""
-        encoded = dumps((operation, args), "arguments", operation)
         requests, hub = self._domain.requests, self._domain.root
         call = requests.call(hub, "ray_hub", encoded.skeleton, [bytes(buffer) for buffer in encoded.buffers])
         if isinstance(encoded, Ticketed):
             encoded.sent_to((hub,), call.id)
         return call
 
+    def tell(self, operation: str, args: tuple[object, ...]) -> Any:
+        """Say something now. It is answered only where that is needed to know who has its references."""
+        encoded = dumps((operation, args), "arguments", operation)
+        if isinstance(encoded, Ticketed):
+            return self._send(encoded, operation)
+        buffers = [bytes(buffer) for buffer in encoded.buffers]
+        self._domain.requests.post(self._domain.root, "ray_hub", encoded.skeleton, buffers)
+        return None
+
     async def ask(self, operation: str, *args: object) -> Any:
         """Ask. Raises what is raised there."""
-        kind, data, *buffers = read_answer(await self.send(operation, args))
+        encoded = dumps((operation, args), "arguments", operation)
+        kind, data, *buffers = read_answer(await self._send(encoded, operation))
         if kind == "error":
             raise pickle.loads(data)
         return loads(data, *buffers)
