@@ -92,10 +92,10 @@ class ActorCall:
             return True
         self.client.unanswered -= 1
         if len(self.entries) == 1:
-            self.entries[0].complete(value)  # type: ignore[arg-type]
+            self.entries[0].arrive(value)  # type: ignore[arg-type]
         else:
             for entry, part in zip(self.entries, value, strict=True):  # type: ignore[call-overload]
-                entry.complete(part)
+                entry.arrive(part)
         return True
 
     def lose(self, gone: Callable[[int], bool], error: Exception) -> bool:

@@ -25,7 +25,7 @@ def _is_left_alone(env: Mapping[str, str]) -> bool:
 
 
 def leave_alone() -> None:
-    """In a worker of tasks, which has been told them in CUDA_VISIBLE_DEVICES: keep them elsewhere, where that is asked."""
+    """In a worker of tasks, which has been told them in CUDA_VISIBLE_DEVICES: keep them elsewhere, where asked to."""
     if NOSET_VARIABLE in os.environ and _VISIBLE in os.environ and _is_left_alone(os.environ):
         os.environ[_HELD] = os.environ.pop(_VISIBLE)
 

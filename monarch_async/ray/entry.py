@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch_async.errors import TransferError
+from monarch_async.errors import Error, TransferError
 from monarch_async.mesh.holding import Pin
 from monarch_async.mesh.holdings import map_pinned
 from monarch_async.ray.payload import Packed, Payload, Stored, held_by, unpack
@@ -60,9 +60,15 @@ class Entry:
         """Have it come here; it does by itself. On any thread."""
 
     def complete(self, value: Packed) -> None:
-        """It is there."""
+        """It is there. On any thread."""
         self.value = value
         self._end()
+
+    def arrive(self, value: Packed) -> None:
+        """It has come. A shared object of this host is opened at once: who waits for it is about to get it."""
+        if type(value) is Stored and value.ref.home == self.runtime.store:
+            self.runtime.start(prefetch(value, self.runtime))
+        self.complete(value)
 
     def free(self, error: BaseException) -> None:
         """Let go of the value: who asks for it from now on gets this error."""
@@ -184,6 +190,12 @@ async def _pin(stored: Stored, runtime: "Runtime") -> Pin:
     pin = stored.pin = await runtime.domain.holdings.take_pin(stored.ref.keep(runtime.domain))
     runtime.loop.call_later(_PINNED_FOR, _unpin, weakref.ref(stored))
     return pin
+
+
+async def prefetch(stored: Stored, runtime: "Runtime") -> None:
+    """Open an object. Where that cannot be, who gets it is told why."""
+    with contextlib.suppress(Error):
+        await _pin(stored, runtime)
 
 
 def _unpin(stored: "weakref.ref[Stored]") -> None:

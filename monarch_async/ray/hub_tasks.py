@@ -283,10 +283,10 @@ class _Run:
             else:
                 self._fail(error)
         elif len(self._entries) == 1:
-            self._entries[0].complete(future.result())
+            self._entries[0].arrive(future.result())
         else:
             for entry, value in zip(self._entries, future.result(), strict=True):
-                entry.complete(value)
+                entry.arrive(value)
 
     def _fail(self, error: BaseException) -> None:
         for entry in self._entries:

@@ -73,6 +73,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_over = False
         self.leaving: list[Callable[[Runtime], Awaitable[None]]] = []  #: awaited before this process says that it ends
+        self.store = domain.store_agent(0)  #: the address of the agent that keeps what is put here
         self.borrowing = Borrowing(self)
         self.calling = Calling(self)
 

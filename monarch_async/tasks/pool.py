@@ -91,7 +91,7 @@ class TaskPool:
         kwargs: dict[str, Any],
         goes_first: bool = False,
     ) -> TaskFuture[Any]:
-        """Take a task. ``goes_first``: others wait for it. Raises PicklingError, Poisoned where it is set aside, Closed."""
+        """Take a task. ``goes_first``: others wait for it. Raises PicklingError, Poisoned, Closed."""
         return self._accept(function, options, args, kwargs, goes_first).future
 
     def stream(
