@@ -45,7 +45,7 @@ def driver() -> Iterator[None]:
         if REAL_RAY:  # the facade's workers look where the driver looks
             patch.setenv("PYTHONPATH", str(Path(__file__).parent))
             patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=100)
+        ray.init(num_cpus=100, num_gpus=2)  # counts: nothing here touches a device
         yield
         ray.shutdown()
     if not REAL_RAY:

@@ -67,6 +67,20 @@ def test_groups_of_a_role_can_be_taken_over() -> None:
     assert [group.bundle_count for group in found] == [2]
 
 
+def test_groups_of_a_pool_share_its_devices() -> None:
+    manager = ResourcePoolManager({"all": [2]}, mapping={"actor": "all", "critic": "all"}, max_colocate_count=2)
+    manager.create_resource_pool()
+    assert ray._private.state.available_resources_per_node().popitem()[1]["GPU"] == 2
+    actor = RayWorkerGroup(manager.get_resource_pool("actor"), RayClassWithInitArgs(Player, 1), detached=True)
+    critic = RayWorkerGroup(manager.get_resource_pool("critic"), RayClassWithInitArgs(Player, 2))
+    assert actor.devices() == critic.devices() == [("0", ["0"]), ("1", ["1"])]
+    assert {pid for _, pid in actor.place()}.isdisjoint(pid for _, pid in critic.place())
+    again = RayWorkerGroup.from_detached(
+        worker_names=actor.worker_names, ray_cls_with_init=RayClassWithInitArgs(Player)
+    )
+    assert again.place() == actor.place()
+
+
 def test_pools_for_devices_that_are_not_there() -> None:
     manager = ResourcePoolManager({"all": [1000]}, mapping={0: "all"})
     assert manager.get_n_gpus() == 1000

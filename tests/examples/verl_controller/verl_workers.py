@@ -145,6 +145,10 @@ class Player(Worker):
     def place(self) -> tuple[int, int]:
         return self.rank, os.getpid()
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def devices(self) -> tuple[str, list[str]]:
+        return self.get_cuda_visible_devices(), ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def shifted(self, data: DataProto) -> DataProto:
         return DataProto.from_dict({"x": data.batch["x"] + self.number})
