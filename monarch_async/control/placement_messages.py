@@ -38,7 +38,9 @@ def pack_demand(demand: Demand) -> dict[str, Any]:
     }
 
 
-_AS_THEY_ARE = ("strategy", "axis", "near", "apart", "priority", "preempts", "preemptible", "is_spare", "name")
+_AS_THEY_ARE = (
+    "strategy", "axis", "near", "apart", "priority", "preempts", "preemptible", "is_spare", "kind", "name",
+)  # fmt: skip
 
 
 def unpack_demand(packed: dict[str, Any]) -> Demand:

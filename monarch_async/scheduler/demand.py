@@ -49,6 +49,7 @@ class Demand:
         preemptible: may be taken back by those: its block is ended with `monarch_async.Preempted`.
         is_spare: a cache, such as an idle warm worker: asked back, without any priority, as soon as something else
             waits for what it holds.
+        kind: what a spare is good for: one of another kind is asked back for this, also of the same holder.
         name: in tables and errors.
 
     Raises BadDemand.
@@ -67,6 +68,7 @@ class Demand:
     preempts: bool = False
     preemptible: bool = False
     is_spare: bool = False
+    kind: str = ""
     name: str = "placement"
 
     def __post_init__(self) -> None:

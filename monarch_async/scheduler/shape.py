@@ -20,6 +20,7 @@ class Shape(NamedTuple):
     preempts: bool
     preemptible: bool
     is_spare: bool
+    kind: str
 
     @property
     def is_uniform(self) -> bool:
@@ -49,6 +50,7 @@ def shape_of(demand: Demand) -> Shape:
         demand.preempts,
         demand.preemptible,
         demand.is_spare,
+        demand.kind,
     )
 
 

@@ -1,5 +1,6 @@
 """The shape of a task: all that decides which workers can run it. Tasks of one shape share workers."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,13 @@ class Shape:
         """Whether it takes nothing of a host, so that nothing but good sense limits how many there are."""
         return not (self.cpus or self.gpus or self.memory or any(amount for _, amount in self.custom))
 
+    @property
+    def kind(self) -> str:
+        """What tells workers apart that take the same of a host; empty for those of no environment of their own."""
+        if not self.env and self.cwd is None:
+            return ""
+        return hashlib.blake2b(repr((self.env, self.cwd)).encode(), digest_size=8).hexdigest()  # no secrets of theirs
+
     def bundle(self) -> Bundle:
         """Return what one worker takes."""
         return Bundle(self.cpus, self.gpus, self.memory, dict(self.custom))
@@ -47,6 +55,7 @@ class Shape:
             prefers=(home,) if home else (),
             priority=depth,
             is_spare=True,
+            kind=self.kind,
             name=name,
         )
 

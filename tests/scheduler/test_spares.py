@@ -17,6 +17,13 @@ def test_nobody_gives_back_what_it_asks_for() -> None:
     assert recalled(ask(made, 3, worker(), holder=8)) == [1]  # another takes its turn
 
 
+def test_one_of_another_kind_is_given_back_for_this() -> None:
+    made = scheduler(host(2))
+    ask(made, 1, worker(), holder=7), ask(made, 2, worker(kind="x"), holder=7)
+    assert recalled(ask(made, 3, worker(kind="y"), holder=7)) == [2], "the younger is the cheaper one"
+    assert granted(withdraw(made, 2)) == [3]
+
+
 def test_what_is_deeper_in_its_work_goes_first() -> None:
     made = scheduler(host(1))
     ask(made, 1, worker(1), holder=8)

@@ -226,6 +226,14 @@ async def test_warm_workers_make_room_for_others(hosts: ma.HostMesh) -> None:
     assert await waiting == 2
 
 
+async def test_warm_workers_of_other_environments_make_room(hosts: ma.HostMesh) -> None:
+    """What they hold of the host is the same; all the same it is another worker that is wanted."""
+    async with asyncio.timeout(4):  # one without a task is given back after 5 s
+        for number in range(8):
+            found = await ma.submit(environment, "KIND", cpus=2, env={"KIND": str(number)})
+            assert found == [str(number), os.getcwd()]
+
+
 async def test_two_shapes_take_turns(hosts: ma.HostMesh, tmp_path: Path) -> None:
     """Tasks that need something else get it, though more of the first kind wait than could ever run."""
     many = [ma.submit(hold, str(tmp_path), 0.02) for _ in range(200)]
