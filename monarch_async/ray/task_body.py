@@ -120,13 +120,16 @@ async def iterate(made: Any, name: str) -> AsyncIterator[object]:
     iterator = iter(made)
     context = copy_context()
     loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        while (item := await loop.run_in_executor(thread, lambda: context.run(next, iterator, _END))) is not _END:
+            yield item
+    finally:
         try:
-            while (item := await loop.run_in_executor(thread, lambda: context.run(next, iterator, _END))) is not _END:
-                yield item
-        finally:
             if hasattr(iterator, "close"):
                 await loop.run_in_executor(thread, lambda: context.run(iterator.close))
+        finally:
+            thread.shutdown(wait=False)  # where this is cancelled, too, its code may still be at it
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 import monarch_async as ma
 from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.ray.devices import NOSET_VARIABLE
 from monarch_async.ray.exceptions import (
     ActorPlacementGroupRemoved,
     ActorUnschedulableError,
@@ -21,7 +22,7 @@ from monarch_async.ray.group import Group, GroupRequest
 from monarch_async.ray.living import node_id_of
 from monarch_async.ray.options import ActorOptions, TaskOptions, check_actor_options, check_task_options
 from monarch_async.ray.placement_group import PlacementGroup, PlacementGroupID
-from monarch_async.ray.placing import NOSET_VARIABLE, Placing
+from monarch_async.ray.placing import Placing
 from monarch_async.ray.strategies import (
     DoesNotExist,
     In,
