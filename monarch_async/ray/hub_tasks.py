@@ -4,8 +4,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_async.errors import Unschedulable
 from monarch_async.mesh.stream import Stream
@@ -30,8 +29,7 @@ _FOR_EVER = 1 << 30
 _MOST_EVENTS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """One task, as it is said to the hub."""
 
     function: bytes  #: the key of what `HubTasks.learn` was told
@@ -58,12 +56,12 @@ class HubTasks:
         self._hub, self._runtime = hub, hub.runtime
         self._numbers = itertools.count(1)
         self._functions: dict[bytes, TaskFunction] = {}
-        self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions]] = {}
+        self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions, bytes]] = {}
         self._streams: dict[int, ObjectRefGenerator] = {}
-        self.events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)  #: what `timeline` returns
+        self.events: deque[tuple[str, float, float]] = deque(maxlen=_MOST_EVENTS)  #: name, submitted, ended
         hub.operations["tasks.learn"] = self._learn
         hub.operations["tasks.submit"] = self._take
-        hub.operations["tasks.events"] = lambda src: list(self.events)
+        hub.operations["tasks.events"] = lambda src: [_as_trace(*event) for event in self.events]
         hub.operations["objects.put"] = self._put
         hub.operations["streams.begin"], hub.operations["streams.next"] = self._begin_stream, self._next_of_stream
         hub.operations["streams.end"] = self._end_stream
@@ -98,7 +96,8 @@ class HubTasks:
                 await ObjectRef(entry)
             room = await self._hub.placing.room_for_task(submission.options)
             run = _Run(self, submission, slots, ())
-            function, checked, args = run.call(run.check(room), 1)
+            checked = run.check(room)
+            function, args = run.call(run.head(checked), 1)
             source = Stream(active_pool().stream(function, checked, args, {}))
         except Exception as error:
             generator.end(error)
@@ -137,6 +136,12 @@ class HubTasks:
             run.wait(pending)
         else:
             run.go()
+
+
+def _as_trace(name: str, begun: float, ended: float) -> dict[str, Any]:
+    """Return an event of Chrome's trace format; it takes microseconds."""
+    times = {"ts": begun * 1e6, "dur": (ended - begun) * 1e6}
+    return {"name": name, "cat": "task", "ph": "X", "pid": "tasks", "tid": 0, **times, "args": {}}
 
 
 class _Run:
@@ -180,7 +185,8 @@ class _Run:
         known = tasks._checked.get(key)
         if known is None or known[0].options is not options or known[1] is not room or self._submission.runtime_env:
             try:
-                known = (self._submission, room, self.check(room))
+                checked = self.check(room)
+                known = (self._submission, room, checked, self.head(checked))
             except Exception as error:
                 self._fail(error)
                 return
@@ -188,7 +194,7 @@ class _Run:
                 if len(tasks._checked) > 4096:
                     tasks._checked.clear()
                 tasks._checked[key] = known
-        self._start(known[2])
+        self._start(known[2], known[3])
 
     async def _find_room(self, is_again: bool = False) -> None:
         placing, submission = self._tasks._hub.placing, self._submission
@@ -197,7 +203,8 @@ class _Run:
                 await placing.wait_news()
             room = await placing.room_for_task(submission.options, submission.name)
             if not self._is_cancelled:
-                self._start(self.check(room))
+                checked = self.check(room)
+                self._start(checked, self.head(checked))
         except Exception as error:
             self._fail(error)
 
@@ -215,20 +222,18 @@ class _Run:
         given["retry_on"] = (Exception,) if retry is True else tuple(retry or ())
         return read_options({**given, "poison": _FOR_EVER, "name": submission.name})  # type: ignore[typeddict-item]
 
-    def _start(self, checked: CheckedOptions) -> None:
+    def _start(self, checked: CheckedOptions, head: bytes) -> None:
         self._started = time.time()
         try:
-            function, checked, args = self.call(checked, len(self._entries))
-            self._future = active_pool().submit(
-                function, checked, args, {}, goes_first=self._submission.is_nested
-            )
+            function, args = self.call(head, len(self._entries))
+            self._future = active_pool().submit(function, checked, args, {}, goes_first=self._submission.is_nested)
         except Exception as error:
             self._fail(error)
             return
         self._future.add_done_callback(self._done)
 
-    def call(self, checked: CheckedOptions, count: int) -> tuple[TaskFunction, CheckedOptions, tuple[Any, ...]]:
-        """Return the native task: its function, options and arguments."""
+    def call(self, head: bytes, count: int) -> tuple[TaskFunction, tuple[Any, ...]]:
+        """Return the native task: its function and arguments."""
         values: list[Packed | int] = []
         stored: list[Any] = []
         for entry in self._slots:
@@ -239,11 +244,12 @@ class _Run:
             else:
                 assert value is not None
                 values.append(value)
-        head = tuple(self._head(checked, count))
+        number = self._entries[0].number if self._entries else 0
         function = self._tasks._functions[self._submission.function]
-        return function, checked, (head, self._submission.packed, values, *stored)
+        return function, ((head, number, count), self._submission.packed, values, *stored)
 
-    def _head(self, checked: CheckedOptions, count: int) -> TaskHead:
+    def head(self, checked: CheckedOptions) -> bytes:
+        """Return what goes with every call of these options."""
         submission, options = self._submission, self._submission.options
         strategy = options.scheduling_strategy
         group, captures = "", False
@@ -252,11 +258,8 @@ class _Run:
         shape = checked.shape
         resources = {name: amount for name, amount in (("CPU", shape.cpus), ("GPU", shape.gpus)) if amount}
         resources.update(shape.custom)
-        first = self._entries[0].number if self._entries else 0
         env = dict(submission.runtime_env) if submission.runtime_env else None
-        return TaskHead(
-            count, f"{first:032x}", submission.name, resources, submission.namespace, group, captures, env
-        )
+        return TaskHead(submission.name, resources, submission.namespace, group, captures, env).pack()
 
     def cancel(self, by_force: bool) -> None:
         """Nobody wants it any more."""
@@ -267,13 +270,7 @@ class _Run:
             self._fail(TaskCancelledError())
 
     def _done(self, future: TaskFuture[Any]) -> None:
-        now = time.time()
-        self._tasks.events.append(
-            {
-                "name": self._submission.name, "cat": "task", "ph": "X", "pid": "tasks", "tid": 0,
-                "ts": self._started * 1e6, "dur": (now - self._started) * 1e6, "args": {},
-            }
-        )
+        self._tasks.events.append((self._submission.name, self._started, time.time()))
         if future.cancelled():
             self._fail(TaskCancelledError())
         elif (error := future.exception()) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_async.ray.amounts import of_task
+from monarch_async.ray.arity import arity_of
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.hub_tasks import Submission, native_function
@@ -29,9 +30,11 @@ class RemoteFunction:
             raise ValueError(f"{name} is async def, which only actors' methods may be: ma.submit takes such functions")
         self._function, self._given = function, dict(given)
         self._options = check_task_options(given)
-        self._signature = _signature_of(function)
+        self._arity = arity_of(function, is_bound=True)
+        plain = inspect.unwrap(function)
+        self._yields = inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
         self._data: bytes | Payload | None = None
-        self._keys: dict[tuple[bool, bool], bytes] = {}
+        self._keys: dict[tuple[bool, bool | None], bytes] = {}
         self._known_to: Runtime | None = None
         functools.update_wrapper(self, function)
 
@@ -57,8 +60,8 @@ class RemoteFunction:
 
     def _submit(self, options: TaskOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         runtime = current()
-        if self._signature is not None:
-            self._signature.bind(*args, **kwargs)
+        if self._arity is not None:
+            self._arity.check(self._function.__name__, args, kwargs)
         name = options.name or self._function.__name__
         packed, refs = pack_arguments(args, kwargs, is_ref, name)
         count = options.num_returns
@@ -85,11 +88,6 @@ class RemoteFunction:
             runtime.post(runtime.tell_hub, "tasks.submit", submission, refs, numbers)
             made = [runtime.borrowed(each) for each in numbers]
         return made[0] if number == 1 else made or None
-
-    @property
-    def _yields(self) -> bool:
-        plain = inspect.unwrap(self._function)
-        return inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
 
     def _key(self, runtime: Runtime, is_stream: bool) -> bytes:
         """Return by what the hub knows the function, having told it where it does not yet."""
@@ -133,13 +131,6 @@ class RemoteFunctionWithOptions:
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse."""
         return self._function.bind()
-
-
-def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 def _needs_strategy(context: RunningContext, options: TaskOptions) -> bool:

@@ -1,12 +1,16 @@
 """What a remote function is in a worker: the user's function, and around it unpickling arguments, pickling results."""
 
 import asyncio
+import functools
+import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, NamedTuple
+
+import cloudpickle
 
 from monarch_async.ray.compute_threads import limit_here
 from monarch_async.ray.context import RunningContext, running
@@ -33,16 +37,27 @@ _END = object()
 
 
 class TaskHead(NamedTuple):
-    """What goes with every call: plain values."""
+    """What goes with every call of the same options: plain values."""
 
-    returns: int  #: how many results
-    id: str  #: as hex
     name: str
     resources: dict[str, float]
     namespace: str
     group: str  #: the placement group's id
     captures: bool
     runtime_env: dict[str, Any] | None = None  #: paths and a hook to be applied here; variables are set already
+
+    def pack(self) -> bytes:
+        """Return it as bytes: packed once for many calls, and unpacked once."""
+        return cloudpickle.dumps(tuple(self))
+
+
+@functools.lru_cache(maxsize=256)
+def _head_of(data: bytes) -> TaskHead:
+    return TaskHead(*pickle.loads(data))
+
+
+#: With every call: the head, the number of the first result, how many there are.
+Said = tuple[bytes, int, int]
 
 
 def load_function(data: bytes | Payload, installs: bool | None) -> Any:
@@ -72,20 +87,20 @@ class TaskBody:
             self._function = load_function(self._data, self._installs)
         return self._function
 
-    def __call__(self, head: tuple[Any, ...], packed: Packed, values: Sequence[Any], *stored: object) -> Any:
+    def __call__(self, said: Said, packed: Packed, values: Sequence[Any], *stored: object) -> Any:
         from monarch_async.ray.runtime import current
 
         runtime = current()
-        said = TaskHead(*head)
-        with _entered(said, runtime):
+        head, (_, number, count) = _head_of(said[0]), said
+        with _entered(head, number, runtime):
             function = self._load()  # first: arguments may be of modules that import ray
             given = load_here(packed, runtime) if isinstance(packed, Stored) else unpack(packed)
             args, kwargs = fill(given, [_value_of(value, stored) for value in values])
             result = function(*args, **kwargs)
             del args, kwargs
-            if said.returns == 1:
+            if count == 1:
                 return _kept(result, runtime)
-            return [_kept(value, runtime) for value in split(result, said.returns, said.name)]
+            return [_kept(value, runtime) for value in split(result, count, head.name)]
 
 
 class StreamBody(TaskBody):
@@ -94,18 +109,18 @@ class StreamBody(TaskBody):
     __slots__ = ()
 
     async def __call__(  # type: ignore[override]
-        self, head: tuple[Any, ...], packed: Packed, values: Sequence[Any], *stored: object
+        self, said: Said, packed: Packed, values: Sequence[Any], *stored: object
     ) -> AsyncIterator[Packed]:
         from monarch_async.ray.runtime import current
 
         runtime = current()
-        said = TaskHead(*head)
-        with _entered(said, runtime):
+        head = _head_of(said[0])
+        with _entered(head, said[1], runtime):
             function = self._load()
             given = await load_stored(packed, None) if isinstance(packed, Stored) else unpack(packed)
             args, kwargs = fill(given, [_value_of(value, stored) for value in values])
             made = function(*args, **kwargs)
-            async for item in iterate(made, said.name):
+            async for item in iterate(made, head.name):
                 yield await kept_on_loop(item, runtime)
 
 
@@ -133,7 +148,7 @@ async def iterate(made: Any, name: str) -> AsyncIterator[object]:
 
 
 @contextmanager
-def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
+def _entered(head: TaskHead, number: int, runtime: Any) -> Iterator[None]:
     mine = children.get()
     leave_alone()
     apply_runtime_env(head.runtime_env)
@@ -145,7 +160,7 @@ def _entered(head: TaskHead, runtime: Any) -> Iterator[None]:
 
     token = running.set(
         RunningContext(
-            task_name=head.name, task_id=head.id, assigned_resources=head.resources, namespace=head.namespace,
+            task_name=head.name, task_id=f"{number:032x}", assigned_resources=head.resources, namespace=head.namespace,
             placement_group=head.group, captures=head.captures, runtime_env=head.runtime_env, lend=lend,
         )
     )  # fmt: skip
