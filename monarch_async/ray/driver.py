@@ -59,6 +59,8 @@ class Driver:
                 self.started.set_exception(error)
             else:
                 log.error("the hosts of this program are gone: %s", error)
+        if self.started.done() and self.started.exception() is None:
+            self.started.result().abandon()
 
     async def _serve(self) -> None:
         address, declared, runtime_env, namespace = self._said
@@ -70,7 +72,7 @@ class Driver:
         domain = find_domain()
         assert domain is not None and self._stopping is not None
         hub = Hub(domain, hosts)
-        runtime = Runtime(domain, hub, domain.router.address, is_driver=True)
+        runtime = Runtime(domain, hub, is_driver=True)
         runtime.namespace, runtime.runtime_env = namespace, dict(runtime_env) or None
         hub.begin(runtime)
         self.started.set_result(runtime)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_async.errors import Error
 from monarch_async.ids import host_of, random_id64
@@ -58,9 +58,9 @@ class Waitable(Protocol):
 class Runtime:
     """One per process; see `current`."""
 
-    def __init__(self, domain: Domain, hub: HubAccess, hub_address: int, *, is_driver: bool) -> None:
-        """``hub_address``: the process it is in."""
-        self.domain, self.hub_access, self.hub_address, self.is_driver = domain, hub, hub_address, is_driver
+    def __init__(self, domain: Domain, hub: HubAccess, *, is_driver: bool) -> None:
+        """``hub``: the way to it."""
+        self.domain, self.hub_access, self.is_driver = domain, hub, is_driver
         self.loop, self.address = domain.router.loop, domain.router.address
         self.namespace, self.job_id = "", "01000000"
         self.node_address = ""  #: where the host is reached, once it is known
@@ -87,7 +87,7 @@ class Runtime:
             try:
                 self.loop.call_soon_threadsafe(self._drain)
             except RuntimeError:  # the loop is closed: all is over
-                self._inbox.clear()
+                self.abandon()
 
     def _drain(self) -> None:
         self._is_woken = False
@@ -121,13 +121,33 @@ class Runtime:
         if self.is_on_loop:
             work.close()
             raise RuntimeError("this call would block the event loop it runs on: call it from a plain method")
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        if self.is_over or self.loop.is_closed():
+            work.close()
+            raise RuntimeError("the session of the ray facade has ended: init() begins another")
+        waiter: Waiter[T] = Waiter()
+        self.post(waiter.begin, self.start, work)
+        if self.loop.is_closed():
+            self.abandon()
+        return waiter.wait(self.post)
+
+    def abandon(self) -> None:
+        """The loop has ended: who waits for what it was to do is told. On any thread."""
+        while self._inbox:
+            with contextlib.suppress(IndexError):
+                work, args = self._inbox.popleft()
+                if isinstance(waiter := getattr(work, "__self__", None), Waiter):
+                    waiter.give_up(*args)
 
     def tell_hub(self, operation: str, *args: object) -> None:
         """Say something to the hub, now, in order; what comes of it nobody waits for. On the loop."""
         told = self.hub_access.tell(operation, args)
         if told is not None:
             self.start(_heard(told))
+
+    @property
+    def hub_address(self) -> int:
+        """The process that the hub is in: the driver, and for a detached actor the one that has adopted it last."""
+        return self.domain.root
 
     async def hub(self, operation: str, *args: object) -> Any:
         """Ask the hub. Raises what it raises."""
@@ -254,6 +274,43 @@ class Arrival:
             self._countdown.end()
         else:
             self._countdown()
+
+
+class Waiter(Generic[T]):
+    """A thread that waits for a coroutine on the loop. (`asyncio.run_coroutine_threadsafe`, at half the price.)"""
+
+    __slots__ = ("_is_done", "_task")
+
+    def __init__(self) -> None:
+        """Not begun."""
+        self._is_done = threading.Lock()
+        self._is_done.acquire()
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self, start: Callable[[Coroutine[Any, Any, T]], "asyncio.Task[T]"], work: Coroutine[Any, Any, T]) -> None:
+        """On the loop."""
+        self._task = start(work)
+        self._task.add_done_callback(lambda _: self._is_done.release())
+
+    def give_up(self, start: object, work: Coroutine[Any, Any, T]) -> None:
+        """There is no loop any more."""
+        work.close()
+        self._is_done.release()
+
+    def wait(self, post: Callable[..., None]) -> T:
+        """Return what it returns; who is interrupted meanwhile cancels it."""
+        try:
+            self._is_done.acquire()
+        except BaseException:
+            post(self._cancel)
+            raise
+        if self._task is None or self._task.cancelled():
+            raise RuntimeError("the session of the ray facade has ended")
+        return self._task.result()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Countdown:
