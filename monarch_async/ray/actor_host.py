@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.departure import end_process, run_exit_handlers
@@ -109,7 +109,6 @@ class ActorHost(Actor):
                 return await self._answer_on_loop(result, method)
             except (ActorExit, SystemExit) as exit:
                 await self._leave(exit)
-                return None
             except Exception as error:
                 raise self._told(error, method[0]) from None
 
@@ -143,7 +142,6 @@ class ActorHost(Actor):
             return [self._keep(value) for value in split(result, method[2], method[0])]
         except (ActorExit, SystemExit) as exit:
             self._runtime.run(self._leave(exit))
-            threading.Event().wait()
         except Exception as error:
             raise self._told(error, method[0]) from None
 
@@ -204,14 +202,19 @@ class ActorHost(Actor):
             raise ValueError(f"{self._birth.class_name} has no concurrency group {group!r}; known are: {known}")
         return self._birth.limits[group]
 
-    async def _leave(self, exit: ActorExit | SystemExit) -> None:
-        """A method ends the actor, for good; after ``sys.exit(1)``, which is a failure, it may be made anew."""
+    async def _leave(self, exit: ActorExit | SystemExit) -> NoReturn:
+        """A method ends the actor, for good; after ``sys.exit(1)``, which is a failure, it may be made anew.
+
+        Waits until it has ended: its caller is to see that, and no result.
+        """
         await self._runtime.leave()
         if isinstance(exit, SystemExit) and exit.code:
             await asyncio.to_thread(end_process, exit)
         await asyncio.to_thread(run_exit_handlers)
         name = "exit_actor" if isinstance(exit, ActorExit) else "sys.exit"
         await self._runtime.hub("actors.exited", self._birth.actor, f"{name}() was called")
+        await self._runtime.loop.create_future()
+        raise AssertionError("it has ended")
 
 
 def _terminate() -> None:
