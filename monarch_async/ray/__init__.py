@@ -18,7 +18,8 @@ Chapters:
 - ``departure``                       how a process ends where its code says so
 - ``generator``                       streams
 - ``object_ref``, ``entry``, ``borrowing``, ``payload``  objects: references, values, who owns and who borrows them
-- ``hub``, ``hub_tasks``, ``hub_actors``  the driver's half: all that is placed or spawned
+- ``hub``, ``hub_tasks``, ``hub_actors``, ``hub_actor``  the driver's half: all that is placed or spawned
+- ``hub_detached``                    actors that earlier drivers have left
 - ``options``, ``runtime_env``, ``job_config``  what may be said
 - ``placing``, ``amounts``, ``living``, ``seat``, ``spread``, ``strategies``, ``devices``  where things go
 - ``placement_group``, ``group``, ``groups``, ``nodes``  placement groups; nodes and their resources

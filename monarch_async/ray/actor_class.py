@@ -10,7 +10,7 @@ from monarch_async.ray.actor_host import Birth
 from monarch_async.ray.amounts import of_actor
 from monarch_async.ray.arity import arity_of
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.hub_actors import Creation
+from monarch_async.ray.hub_actor import Creation
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import ActorOptions, MethodOptions, check_actor_options
 from monarch_async.ray.payload import Packed, Payload, kept_arguments, own, pack, pack_arguments
@@ -183,7 +183,7 @@ def create(
     )  # fmt: skip
     creation = Creation(actor, life, birth, options, facts, namespace, dict(env) or None)
     if options.name and not runtime.is_on_loop:  # whether the name is free is known at once
-        made: Any = ask(runtime, "actors.create", creation, refs)
+        made: Any = ask(runtime, "actors.create_named", creation, refs)
         return ActorHandle(*made)
     if runtime.is_driver:
         entry = Entry(runtime, life, "an actor")

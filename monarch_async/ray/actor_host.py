@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.departure import end_process, run_exit_handlers
-from monarch_async.ray.entry import load_here, load_stored
+from monarch_async.ray.entry import load_here, load_stored, refs_of
 from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, fill, nbytes_of, pack, store, unpack
 from monarch_async.ray.runtime import Runtime, current
 from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
@@ -58,9 +58,11 @@ class ActorExit(BaseException):
 class ActorHost(Actor):
     """See the module."""
 
-    def __init__(self, birth: Birth, values: Sequence[Packed]) -> None:
-        """On the thread."""
-        self._birth = birth
+    def __init__(self, birth: Birth, values: Sequence[Packed], creation: Packed | None = None) -> None:
+        """On the thread. ``creation``: what the hub of a later driver is told of a detached actor."""
+        self._birth, self._creation = birth, creation
+        given = birth.cls, birth.arguments
+        self._has_objects = bool(values) or any(isinstance(part, Stored) or refs_of(part) for part in given)
         self._runtime: Runtime = current()
         self._context = RunningContext(
             actor_id=birth.actor, actor_name=birth.name, assigned_resources=birth.resources,
@@ -129,6 +131,12 @@ class ActorHost(Actor):
                 await self._leave(exit)
             except Exception as error:
                 raise self._told(error, method[0]) from None
+
+    @endpoint
+    async def describe(self) -> tuple[Packed | None, Birth | None]:
+        """Return what the hub of a later driver is to know of it, and of what to make it anew; None: it was given
+        objects, which are gone with the driver before."""
+        return self._creation, None if self._has_objects else self._birth
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

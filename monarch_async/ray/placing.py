@@ -19,7 +19,6 @@ from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.host_mesh import HostMesh
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.amounts import Amounts, Asked, of_actor, of_task
-from monarch_async.ray.devices import device_env
 from monarch_async.ray.exceptions import (
     ActorPlacementGroupRemoved,
     ActorUnschedulableError,
@@ -171,20 +170,19 @@ class Placing:
         env: Mapping[str, str],
         cwd: str | None,
         on_removed: Callable[[str], Awaitable[None] | None] | None = None,
+        detached: str | None = None,
     ) -> tuple[ProcMesh, Callable[[], Awaitable[None]]]:
         """Return one proc (not awaited) placed as the options say, and what gives its room back once it has ended.
 
         The proc belongs to who asks. ``on_removed`` is called with the reason when its placement group is removed, and
-        what it returns awaited: to end the actor; then the proc is stopped, where it was not. Waits for room. Raises
-        ActorPlacementGroupRemoved, ActorUnschedulableError where it is bound to a node that is gone, ValueError where
-        no bundle is large enough.
+        what it returns awaited: to end the actor; then the proc is stopped, where it was not. ``detached``: see
+        `Seat.spawn`. Waits for room. Raises ActorPlacementGroupRemoved, ActorUnschedulableError where it is bound to a
+        node that is gone, ValueError where no bundle is large enough.
         """
         seat = Seat(name, of_actor(options), on_removed)
         try:
             await self._seat(seat, options)
-            assert seat.host is not None
-            devices = seat.placement.spots[0].gpus if seat.placement is not None else ()
-            procs = HostMesh([seat.host]).spawn_procs(name=name, env={**device_env(devices, env), **env}, cwd=cwd)
+            procs = seat.spawn(env, cwd, detached)
         except BaseException as error:
             await seat.give_back()
             if isinstance(error, GroupRemoved):

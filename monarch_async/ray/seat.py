@@ -1,12 +1,17 @@
 """What one actor's proc holds: its room, and its place among those that may be ended with a placement group."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from monarch_async.control.host import Host
 from monarch_async.errors import Error
+from monarch_async.mesh.detachment import detach
+from monarch_async.mesh.domain import active_domain
 from monarch_async.mesh.placement import Placement
-from monarch_async.mesh.proc_mesh import ProcMesh
+from monarch_async.mesh.proc_mesh import Allocation, ProcMesh
+from monarch_async.mesh.proc_recipe import ProcRecipe, check_mesh_name
+from monarch_async.ranks import Extent
 from monarch_async.ray.amounts import Amounts
+from monarch_async.ray.devices import device_env
 
 
 class Seat:
@@ -26,6 +31,22 @@ class Seat:
         self.leave: list[Callable[[], None]] = []  #: called once when its room is given back
         self._on_removed = on_removed
         self._is_evicted = False
+
+    def spawn(self, env: Mapping[str, str], cwd: str | None, detached: str | None) -> ProcMesh:
+        """Start the proc, on its host. ``detached``: under which name it outlives the driver, where the host does.
+
+        What it holds hangs on it then, and is kept for as long as it lives. A proc that ends with the driver does not
+        hang on its placement: groups end what is in them themselves.
+        """
+        assert self.host is not None
+        check_mesh_name("spawn_procs", self.name)
+        domain, hosts = active_domain(), [self.host]
+        devices = self.placement.spots[0].gpus if self.placement is not None else ()
+        recipe = ProcRecipe.of({**device_env(devices, env), **env}, None, "fork", None, cwd)
+        lease = None if domain.why_not_detached(hosts) else detach(domain, detached, hosts)
+        placement = self.placement.id if self.placement is not None and lease is not None else 0
+        self.procs = Allocation(domain, self.name, Extent(hosts=1), hosts, recipe, placement, lease).mesh
+        return self.procs
 
     async def give_back(self) -> None:
         """Its proc has ended. Twice is fine."""

@@ -51,7 +51,7 @@ def begin(domain: Domain) -> Runtime:
     found = find()
     if found is not None:
         return found
-    runtime = Runtime(domain, RemoteHub(domain), domain.root, is_driver=False)
+    runtime = Runtime(domain, RemoteHub(domain), is_driver=False)
     runtime.namespace = os.environ.get(NAMESPACE_VARIABLE, "")
     set_current(runtime)
     return runtime
