@@ -30,6 +30,7 @@ class ActorClass:
     _options: ActorOptions
     _given: dict[str, Any]
     _data: bytes | Payload | None
+    _known_to: Runtime | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: made by `make_actor_class`. (Deriving from an actor class comes here.)"""
@@ -59,8 +60,8 @@ class ActorClass:
         runtime = current()
         cls = self.__ray_actor_class__
         check_arguments(cls, args, kwargs)
-        if self._data is None:
-            self._data = own(pack(cls, f"class {cls.__name__}"))
+        if self._data is None or self._known_to is not runtime:  # in a new session globals may be others
+            self._data, self._known_to = own(pack(cls, f"class {cls.__name__}")), runtime
         packed, refs = pack_arguments(args, kwargs, is_ref, f"{cls.__name__}.__init__")
         return create(runtime, cls, self._data, options, kept_arguments(runtime, packed), refs)
 
@@ -94,8 +95,8 @@ def make_actor_class(cls: type, given: Mapping[str, Any]) -> Any:
     derived = type(f"ActorClass({cls.__name__})", (ActorClass, cls), namespace)
     made: Any = object.__new__(derived)
     made.__dict__.update(
-        __ray_actor_class__=cls, _options=options, _given=dict(given), _data=None, __name__=cls.__name__,
-        __qualname__=cls.__qualname__, __doc__=cls.__doc__, __module__=cls.__module__,
+        __ray_actor_class__=cls, _options=options, _given=dict(given), _data=None, _known_to=None,
+        __name__=cls.__name__, __qualname__=cls.__qualname__, __doc__=cls.__doc__, __module__=cls.__module__,
     )  # fmt: skip
     return made
 
@@ -106,11 +107,9 @@ def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if args or kwargs:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         return
-    try:
-        signature = inspect.signature(cls.__init__)
-    except (TypeError, ValueError):
-        return
-    signature.bind(None, *args, **kwargs)
+    arity = arity_of(cls.__init__, is_bound=False)
+    if arity is not None:
+        arity.check(cls.__name__, args, kwargs)
 
 
 def methods_of(cls: type) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_async.errors import ActorDied, Error, Lost
 from monarch_async.mesh.actor_mesh import ActorMesh
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
+from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, cancelled
 from monarch_async.ray.payload import Packed
 from monarch_async.runtime.call import load_outcome
 from monarch_async.runtime.path import Path
@@ -77,16 +77,20 @@ class ActorCall:
         """Whether its arguments are there."""
         return all(entry.is_done for entry in self.refs)
 
+    @property
+    def what(self) -> str:
+        """What it is called in texts: ``Class.method``."""
+        return self.entries[0].what if self.entries else self.method[0]
+
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         """It was answered."""
         assert self.client is not None and self.path is not None
         self.path.answered(self.nbytes)
         self.client.answered(self)
         if flags & CANCELLED:
-            self.fail(TaskCancelledError())
+            self.fail(cancelled(self.what))
             return True
-        what = self.entries[0].what if self.entries else self.method[0]
-        value, error = load_outcome(flags, skeleton, buffers, what)
+        value, error = load_outcome(flags, skeleton, buffers, self.what)
         if error is not None:
             self.client.raised(self, error)
             return True
@@ -201,14 +205,14 @@ class ActorClient:
     def _cancel(self, call: ActorCall) -> None:
         if call in self._queue:
             self._queue.remove(call)
-            call.fail(TaskCancelledError())
+            call.fail(cancelled(call.what))
             self.runtime.post(self._pump)
         elif call.sent_as in self._under_way and call.path is not None:
             router = self.runtime.domain.router
             if call.path.withdraw(call.sent_as):
                 router.pending.pop(call.sent_as, None)
                 self.answered(call)
-                call.fail(TaskCancelledError())
+                call.fail(cancelled(call.what))
                 return
             frame = pack_frame(CANCEL, 0, call.path.dst, router.address, call.path.actor, call.sent_as)
             call.path.connection.send(frame)

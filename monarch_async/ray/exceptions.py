@@ -289,6 +289,11 @@ class ActorHandleNotFoundError(RayError, ValueError):
     standing = "there is no such actor"
 
 
+def cancelled(what: str) -> TaskCancelledError:
+    """Return the error of a task, or of a call of a method, that was cancelled."""
+    return TaskCancelledError(None, f"{what} was cancelled")
+
+
 def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Exception:
     """Return what the native side has raised as an error of `ray.exceptions`.
 
@@ -310,7 +315,7 @@ def as_ray_error(error: BaseException, what: str, actor_id: str = "") -> Excepti
             told = RayTaskError(what, error.traceback, error.__cause__, None, None, error.host, None, actor_id or None)
             return told.as_instanceof_cause()
         case asyncio.CancelledError():
-            return TaskCancelledError(None, f"{what} was cancelled")
+            return cancelled(what)
         case errors.Backpressure():
             return PendingCallsLimitExceeded(f"{what}: {error}")
         case errors.StoreFull():

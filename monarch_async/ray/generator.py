@@ -12,7 +12,7 @@ from monarch_async.ray.exceptions import (
     GetTimeoutError,
     ObjectRefStreamEndOfStreamError,
     RayTaskError,
-    TaskCancelledError,
+    cancelled,
 )
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.payload import Packed
@@ -85,7 +85,7 @@ class ObjectRefGenerator:
                 self.push(entry)
                 await self.wait_room()
         except asyncio.CancelledError:
-            self.end(TaskCancelledError())
+            self.end(cancelled(self._what))
             await source.aclose()
             if not self._is_cancelled:
                 raise

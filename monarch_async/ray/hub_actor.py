@@ -190,9 +190,8 @@ class HubActor:
         up = asyncio.ensure_future(_await(mesh))
         up.add_done_callback(lambda up: up.cancelled() or up.exception())  # where this is cancelled, nobody asks
         await asyncio.wait([up, self._ended], return_when=asyncio.FIRST_COMPLETED)
-        if up.done():
-            if (error := up.exception()) is not None and not self._ended.done():
-                raise error
+        if up.done() and (error := up.exception()) is not None and not self._ended.done():
+            raise error
 
     async def _clear(self, procs: ProcMesh, give_back: Callable[[], Awaitable[None]]) -> None:
         has_ended = self._ended.done() and not self._ended.cancelled()  # as it is where this life is

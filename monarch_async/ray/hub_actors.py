@@ -96,7 +96,9 @@ class HubActors:
         if found is not None:
             return found
         dead = self._dead.get(actor)
-        raise dead[1] if dead is not None else ActorDiedError("this actor is not known here: its handle is of a session that has ended", actor)
+        if dead is not None:
+            raise dead[1]
+        raise ActorDiedError("this actor is not known here: its handle is of a session that has ended", actor)
 
     async def _find(self, src: int, actor: str) -> Any:
         if not self.knows(actor):

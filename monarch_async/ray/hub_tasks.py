@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monarch_async.errors import Unschedulable
 from monarch_async.mesh.stream import Stream
 from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import TaskCancelledError
+from monarch_async.ray.exceptions import cancelled
 from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import TaskOptions
@@ -267,12 +267,12 @@ class _Run:
         if self._future is not None:
             self._future.cancel()
         else:
-            self._fail(TaskCancelledError())
+            self._fail(cancelled(self._submission.name))
 
     def _done(self, future: TaskFuture[Any]) -> None:
         self._tasks.events.append((self._submission.name, self._started, time.time()))
         if future.cancelled():
-            self._fail(TaskCancelledError())
+            self._fail(cancelled(self._submission.name))
         elif (error := future.exception()) is not None:
             error = self._tasks._hub.placing.error_of(self._submission.options, error)
             if isinstance(error, Unschedulable):  # where it was to run is gone

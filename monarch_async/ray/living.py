@@ -34,6 +34,13 @@ def address_of(host: Host) -> str:
     return "127.0.0.1" if url.is_local_only else url.host
 
 
+def plain_resources(host: Host) -> dict[str, float]:
+    """Return what a host has, in Ray's names; what it has none of is left out."""
+    there = host.resources
+    plain = {"CPU": there.cpus, "GPU": float(len(there.gpus)), "memory": float(there.memory)}
+    return {name: amount for name, amount in {**plain, **there.custom}.items() if amount}
+
+
 class LivingHosts:
     """Follows what becomes of hosts. ``version`` goes up with every change."""
 
@@ -109,15 +116,27 @@ class LivingHosts:
         """Return the labels of a host; its node id is one."""
         return {NODE_ID_LABEL: node_id_of(host.id), **host.resources.labels}
 
-    async def wait_allowed(self, what: str, find: Callable[[], Sequence[Host]]) -> Sequence[Host]:
-        """Wait until ``find`` returns hosts, which it is asked again whenever some come or go; warn once of waiting."""
+    async def wait_allowed(self, what: str, asked: str, find: Callable[[], Sequence[Host]]) -> Sequence[Host]:
+        """Wait until ``find`` returns hosts, which it is asked again whenever some come or go; warn once of waiting.
+
+        ``asked``: for what, in the warning.
+        """
         is_told = False
         while not (found := find()):
             if not is_told:
-                log.warning("%s cannot be scheduled on any host that is here now: it waits for one that fits", what)
+                log.warning(
+                    "%s asks for %s: it cannot be scheduled on any host that is here now, and waits for one that fits; "
+                    "%s", what, asked, self._told(),
+                )  # fmt: skip
                 is_told = True
             await self.wait_changed()
         return found
+
+    def _told(self) -> str:
+        """Return what the hosts have, those with the most first, and not more of them than are read."""
+        hosts = sorted(self.hosts, key=lambda host: (-len(host.resources.gpus), -host.resources.cpus))
+        rows = [f"{host.name} has {plain_resources(host)}" for host in hosts[:3]]
+        return ", ".join([*rows, *([f"and {len(hosts) - 3} more"] if len(hosts) > 3 else [])]) or "no host is here"
 
     async def wait_changed(self, at_most: float | None = None) -> None:
         """Wait for the next change; ``at_most`` so many seconds."""

@@ -8,7 +8,7 @@ from typing import Any
 from monarch_async.control.host import Host
 from monarch_async.mesh.cluster import cluster
 from monarch_async.mesh.domain import active_domain
-from monarch_async.ray.living import address_of, node_id_of
+from monarch_async.ray.living import address_of, node_id_of, plain_resources
 from monarch_async.ray.placing import Placing
 from monarch_async.ray.runtime import current
 from monarch_async.scheduler.amounts import UNIT, Need, need_of, together, total
@@ -53,9 +53,7 @@ class Nodes:
         }
 
     def _resources(self, host: Host) -> dict[str, float]:
-        there = host.resources
-        plain = {"CPU": there.cpus, "GPU": float(len(there.gpus)), "memory": float(there.memory)}
-        return {name: amount for name, amount in {**plain, **there.custom, **self._named(host)}.items() if amount}
+        return {**plain_resources(host), **self._named(host)}
 
     def _named(self, host: Host) -> dict[str, float]:
         """Return the resources that nothing ever holds: which node it is, and what it has for objects."""

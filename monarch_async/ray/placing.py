@@ -264,16 +264,18 @@ class Placing:
             case NodeAffinitySchedulingStrategy():
                 return await self._find_node(what, strategy, amounts)
             case NodeLabelSchedulingStrategy():
-                hosts = await self._wait(what, lambda: self._labelled(strategy, amounts))
+                asked = _asked(amounts, strategy.hard)
+                hosts = await self._wait(what, asked, lambda: self._labelled(strategy, amounts))
                 return Where(_names(hosts))
             case None | "SPREAD":
                 selector = {key: In(value) for key, value in (options.label_selector or {}).items()}
-                hosts = await self._wait(what, lambda: self._allowed(amounts, selector))
+                asked = _asked(amounts, options.label_selector)
+                hosts = await self._wait(what, asked, lambda: self._allowed(amounts, selector))
                 return Where(_names(hosts) if amounts.nodes or selector else (), strategy == "SPREAD")
         raise ValueError(f"scheduling_strategy={strategy!r}: expected 'DEFAULT', 'SPREAD' or one of ray.util's")
 
-    async def _wait(self, what: str, find: Callable[[], Sequence[Host]]) -> Sequence[Host]:
-        return find() or await self.living.wait_allowed(what, find)
+    async def _wait(self, what: str, asked: str, find: Callable[[], Sequence[Host]]) -> Sequence[Host]:
+        return find() or await self.living.wait_allowed(what, asked, find)
 
     async def _find_node(self, what: str, strategy: NodeAffinitySchedulingStrategy, amounts: Amounts) -> Where:
         host = self.living.by_node_id(strategy.node_id)
@@ -282,7 +284,7 @@ class Placing:
         if not strategy.soft:
             why = f"node {strategy.node_id} {'is not alive' if host is None else f'has no {amounts.as_ray()}'}"
             raise Unschedulable(what, why)
-        await self._wait(what, lambda: self.living.allowed(amounts))
+        await self._wait(what, _asked(amounts), lambda: self.living.allowed(amounts))
         return _ANYWHERE
 
     def _allowed(self, amounts: Amounts, labels: Mapping[str, LabelOperator]) -> list[Host]:
@@ -305,6 +307,12 @@ def _strategy_of(options: Options) -> object:
     if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is None:
         return None
     return strategy
+
+
+def _asked(amounts: Amounts, labels: Mapping[str, object] | None = None) -> str:
+    """Return it for warnings."""
+    asked = f"{amounts.as_ray() | dict.fromkeys(amounts.nodes, 1.0)}"
+    return f"{asked} with labels {dict(labels)}" if labels else asked
 
 
 def _names(hosts: Sequence[Host]) -> tuple[str, ...]:

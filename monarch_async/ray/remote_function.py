@@ -95,6 +95,7 @@ class RemoteFunction:
 
         if self._known_to is not runtime:
             self._keys, self._known_to = {}, runtime
+            self._data = None  # pickled anew: in a new session globals may be others
         installs = installation()
         key = self._keys.get((is_stream, installs))
         if key is not None:

@@ -1,0 +1,124 @@
+"""What somebody meets who brings programs written for Ray: what they lean on, and what is said of their mistakes."""
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_async import ray
+from monarch_async.ray.exceptions import ActorDiedError, GetTimeoutError, TaskCancelledError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def driver() -> Iterator[None]:
+    ray.init(num_cpus=2, ignore_reinit_error=True)
+    yield
+    ray.shutdown()
+
+
+@ray.remote
+class Counter:
+    def __init__(self, start: int, *, step: int = 1) -> None:
+        self.value, self.step = start, step
+
+    def add(self) -> int:
+        self.value += self.step
+        return self.value
+
+
+@ray.remote
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def named(name: str, **options: Any) -> Any:
+    actor = Counter.options(name=name, **options).remote(0)
+    assert ray.get(actor.add.remote()) == 1
+    return actor
+
+
+def test_a_name_is_free_once_its_last_handle_is_gone() -> None:
+    actor = named("fleeting")
+    del actor
+    actor = named("fleeting")  # at once
+    assert ray.get(ray.get_actor("fleeting").add.remote()) == 2
+    del actor
+    actor = named("fleeting", get_if_exists=True)
+    del actor
+    assert "fleeting" not in ray.util.list_named_actors()
+    with pytest.raises(ValueError, match=r"no actor named 'fleeting' lives in namespace '[^']*'$"):
+        ray.get_actor("fleeting")
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((), {}, "Counter() misses a required argument: 'start'"),
+        ((1, 2), {}, "Counter() takes 1 arguments by position, and 2 were given"),
+        ((1,), {"stop": 2}, "Counter() got an unexpected keyword argument 'stop'"),
+    ],
+)
+def test_wrong_arguments_of_a_class_are_told_with_its_name(args: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        Counter.remote(*args, **kwargs)
+    assert str(caught.value) == said
+
+
+def test_what_waits_for_resources_is_told_with_what_it_asks_and_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "monarch_async"):
+        task = sleep.options(num_gpus=8, resources={"tpu": 1}).remote(0)
+        actor = Counter.options(num_cpus=1000).remote(0)
+        with pytest.raises(GetTimeoutError):
+            ray.get([task, actor.add.remote()], timeout=0.5)
+    of_task, of_actor = [record.getMessage() for record in caplog.records]
+    assert of_task.startswith("sleep asks for {'CPU': 1.0, 'GPU': 8.0, 'tpu': 1.0}") and "'CPU': 2" in of_task
+    assert of_actor.startswith("actor Counter asks for {'CPU': 1000.0}")
+    ray.cancel(task)
+
+
+def test_what_was_cancelled_is_told_with_its_name() -> None:
+    running, waiting = sleep.remote(100), sleep.options(name="patience").remote(sleep.remote(100))
+    for ref, name in ((waiting, "patience"), (running, "sleep")):
+        ray.cancel(ref)
+        with pytest.raises(TaskCancelledError, match=rf"^{name} was cancelled$"):
+            ray.get(ref, timeout=10)
+
+
+def test_a_dead_actor_is_told_with_its_name_and_how_it_ended() -> None:
+    actor = Counter.options(name="victim").remote(0)
+    ray.kill(actor)
+    with pytest.raises(ActorDiedError, match=r"^actor victim is dead: ray\.kill has ended it\n"):
+        ray.get(actor.add.remote())
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_functions_and_classes_of_a_new_session_see_what_is_there_then() -> None:
+    """As in notebooks: change something, start over."""
+    seen = {"now": "first"}  # part of what is pickled
+
+    @ray.remote
+    def look() -> str:
+        return seen["now"]
+
+    @ray.remote
+    class Looker:
+        def look(self) -> str:
+            return seen["now"]
+
+    assert ray.get([look.remote(), Looker.remote().look.remote()]) == ["first", "first"]
+    seen["now"] = "second"
+    assert ray.get([look.remote(), Looker.remote().look.remote()]) == ["first", "first"]
+    ray.shutdown()
+    ray.init(num_cpus=2)
+    assert ray.get([look.remote(), Looker.remote().look.remote()]) == ["second", "second"]
+    ray.shutdown()  # it is the last test: nothing of the module's is left
