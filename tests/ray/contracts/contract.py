@@ -147,6 +147,8 @@ def answer(program: Mapping[str, object], **init: object) -> None:
     with open(sys.argv[1], "w") if len(sys.argv) > 1 else os.fdopen(os.dup(1), "w") as out:
         for name, contract in list(program.items()):
             if name.startswith("contract_") and callable(contract) and (not wanted or name in wanted):
+                if not init:
+                    ray.shutdown()  # one that failed may have left a session
                 print(json.dumps(answer_one(contract)), file=out, flush=True)
     if init:
         ray.shutdown()
