@@ -170,7 +170,7 @@ class HostLeases:
 
     async def _stop(self, src: int, call: int, lease: Lease, reason: str, grace: float) -> None:
         await self._workers.stop([worker.id for worker in self._procs_of(lease.id)], reason, grace)
-        freed = self._reservations.ledger.release_lease(lease.name)
+        freed = self._reservations.ledger.release_lease(lease.name, self._keeper)  # others may be in the same placement
         if freed:
             self._reservations.end(freed, reason)
             self._reservations.changed()

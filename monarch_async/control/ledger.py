@@ -4,7 +4,8 @@ Each client's scheduler decides alone, from its own books; this is where two of 
 what all its bundles on this host have, together.
 
     Held by a client    `reserve`, until `free`, or `forget` (the client is gone for good)
-    Kept by a lease     `keep`: the client may go, and whoever owns the lease next; until `release_lease`
+    Kept by a lease     `keep`: the client may go, and whoever owns the lease next; until `release_lease`, of the last
+                        lease with procs in it
 
 L1. What a client reserves fits beside what everybody holds, itself included; otherwise nothing is booked. A client's
     own scheduler reserves only what fits its own books, so a refusal means that another client was first.
@@ -14,7 +15,7 @@ L3. Everything a client holds ends with it, except what is kept by a lease.
 L4. Totals are those of the entries: they return to exactly nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from monarch_async.scheduler.amounts import summed
@@ -120,9 +121,14 @@ class Ledger:
         self._put(replace(entry, client=0, lease=lease, is_lent=False))
         return True
 
-    def release_lease(self, lease: str) -> list[int]:
-        """A lease has ended: so has what it keeps; return the placements."""
-        return self._end([entry for entry in self._entries.values() if lease and entry.lease == lease])
+    def release_lease(self, lease: str, heir: Callable[[int], str] = lambda placement: "") -> list[int]:
+        """A lease has ended: so has what it keeps, but where another lease is the ``heir``; return the placements."""
+        kept = [entry for entry in self._entries.values() if lease and entry.lease == lease]
+        heirs = {entry.placement: heir(entry.placement) for entry in kept}
+        for entry in kept:
+            if heirs[entry.placement]:
+                self._entries[entry.placement] = replace(entry, lease=heirs[entry.placement])
+        return self._end([entry for entry in kept if not heirs[entry.placement]])
 
     # -- what the others are told ----------------------------------------------------------------------------------
 

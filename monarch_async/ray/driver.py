@@ -116,12 +116,16 @@ def init(
 ) -> InitContext:
     """Begin: start a host on this machine, or join those of ``address``. Waits until they are there.
 
+    On a host of its own all ends with this program. On hosts that were joined actors with ``lifetime="detached"`` live
+    on, with what they hold: a later program that says the same ``namespace`` gets them by their names, one program at
+    a time (see `hub_detached`).
+
     Args:
         address: addresses of running agents (``monarch-async agent``), with commas between them; ``auto``: those of the
             variable MONARCH_ASYNC_HOSTS; None: those, or else a host of its own; ``local``: a host of its own.
         num_cpus, num_gpus, resources, labels: what the host of its own has; by default this machine's.
         object_store_memory: bytes of objects that it may keep (``MONARCH_ASYNC_STORE_BYTES``).
-        namespace: of named actors.
+        namespace: of named actors; where none is given it is one that no other program has.
         runtime_env: for all tasks and actors.
         ignore_reinit_error: return quietly where it was begun already.
         local_mode, log_to_driver, logging_level, hints: accepted, where they say nothing that cannot be done.
@@ -171,7 +175,10 @@ def _job_env() -> Mapping[str, Any]:
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """End all that this program has started: tasks, actors, hosts of its own. Waits for that. Twice is fine."""
+    """End all that this program has started: tasks, actors, hosts of its own. Waits for that. Twice is fine.
+
+    Detached actors on hosts that were joined stay.
+    """
     global _driver
     driver, _driver = _driver, None
     if driver is not None:

@@ -70,7 +70,7 @@ class ActorOptions(_Placed):
     ``max_restarts``: how often it is made anew after its process or host was lost (0, -1 for no end);
     ``max_task_retries``: how often a call that was under way then is run again. ``max_concurrency``: calls at a time
     (None: 1, or 1000 in an async actor). ``max_pending_calls``: -1 for no limit. ``lifetime``: ``"detached"``: it
-    outlives who made it.
+    outlives who made it, and on hosts that were joined also the driver.
     """
 
     namespace: str | None = None

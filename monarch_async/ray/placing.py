@@ -190,7 +190,6 @@ class Placing:
             if isinstance(error, Unschedulable):
                 raise ActorUnschedulableError(str(error)) from None
             raise
-        seat.procs = procs
         return procs, seat.give_back
 
     async def _seat(self, seat: Seat, options: Options) -> None:
@@ -234,6 +233,7 @@ class Placing:
         await seat.give_back()  # of a bundle that was lost since
         bundle = await group.take(seat, bundle)
         placement, part = group.spot(bundle)
+        seat.within = placement
         if seat.amounts.is_free:
             seat.host = placement.spots[part].host
             return

@@ -36,6 +36,7 @@ class RemoteFunction:
         self._data: bytes | Payload | None = None
         self._keys: dict[tuple[bool, bool | None], bytes] = {}
         self._known_to: Runtime | None = None
+        self._known_at = 0
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,9 +94,10 @@ class RemoteFunction:
         """Return by what the hub knows the function, having told it where it does not yet."""
         from monarch_async.ray.install import installation
 
-        if self._known_to is not runtime:
-            self._keys, self._known_to = {}, runtime
-            self._data = None  # pickled anew: in a new session globals may be others
+        hub = runtime.hub_address  # another one where a detached actor was adopted
+        if self._known_to is not runtime or self._known_at != hub:
+            self._keys, self._known_to, self._known_at = {}, runtime, hub
+            self._data = None  # pickled anew: globals may be others by now
         installs = installation()
         key = self._keys.get((is_stream, installs))
         if key is not None:

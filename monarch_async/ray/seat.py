@@ -20,6 +20,7 @@ class Seat:
     Attributes:
         host: where it is, once known.
         placement: what it holds; None where it holds nothing.
+        within: the placement of the group that this is in.
     """
 
     def __init__(self, name: str, amounts: Amounts, on_removed: Callable[[str], Awaitable[None] | None] | None) -> None:
@@ -27,6 +28,7 @@ class Seat:
         self.name, self.amounts = name, amounts
         self.host: Host | None = None
         self.placement: Placement | None = None
+        self.within: Placement | None = None
         self.procs: ProcMesh | None = None
         self.leave: list[Callable[[], None]] = []  #: called once when its room is given back
         self._on_removed = on_removed
@@ -35,8 +37,9 @@ class Seat:
     def spawn(self, env: Mapping[str, str], cwd: str | None, detached: str | None) -> ProcMesh:
         """Start the proc, on its host. ``detached``: under which name it outlives the driver, where the host does.
 
-        What it holds hangs on it then, and is kept for as long as it lives. A proc that ends with the driver does not
-        hang on its placement: groups end what is in them themselves.
+        What it holds is kept then for as long as it lives; in a placement group that is all that the group has on this
+        host, until the last such actor there has ended. A proc that ends with the driver does not hang on a placement:
+        groups end what is in them themselves.
         """
         assert self.host is not None
         check_mesh_name("spawn_procs", self.name)
@@ -44,8 +47,9 @@ class Seat:
         devices = self.placement.spots[0].gpus if self.placement is not None else ()
         recipe = ProcRecipe.of({**device_env(devices, env), **env}, None, "fork", None, cwd)
         lease = None if domain.why_not_detached(hosts) else detach(domain, detached, hosts)
-        placement = self.placement.id if self.placement is not None and lease is not None else 0
-        self.procs = Allocation(domain, self.name, Extent(hosts=1), hosts, recipe, placement, lease).mesh
+        held = self.within or self.placement
+        hangs_on = held.id if held is not None and lease is not None else 0
+        self.procs = Allocation(domain, self.name, Extent(hosts=1), hosts, recipe, hangs_on, lease).mesh
         return self.procs
 
     async def give_back(self) -> None:

@@ -117,6 +117,18 @@ def test_l3_a_lease_that_ends_frees_what_it_keeps() -> None:
     assert ledger.elsewhere(NOBODY) == Held()
 
 
+def test_l3_what_two_leases_use_is_kept_until_the_last_ends() -> None:
+    ledger = Ledger(THERE)
+    ledger.reserve(ANN, 1, cpus(2), "a group of two")
+    ledger.reserve(ANN, 2, cpus(1), "one alone")
+    assert ledger.keep(ANN, 1, "first") and ledger.keep(ANN, 2, "first")
+    assert ledger.release_lease("first", {1: "second", 2: ""}.__getitem__) == [2]
+    assert ledger.elsewhere(NOBODY) == cpus(2)
+    assert ledger.release_lease("first") == []
+    assert ledger.release_lease("second") == [1]
+    assert ledger.elsewhere(NOBODY) == Held()
+
+
 def test_the_client_that_is_no_client_holds_nothing() -> None:
     ledger = Ledger(THERE)
     ledger.reserve(ANN, 1, cpus(2), "service")

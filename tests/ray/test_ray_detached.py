@@ -159,7 +159,7 @@ def test_one_driver_has_it_at_a_time(agent: str) -> None:
 def test_what_it_holds_is_held_as_long_as_it_lives(agent: str) -> None:
     with driver(agent) as first:
         assert first.do("counter('a', num_cpus=3, num_gpus=1).devices.remote()") == "('0', None)"
-        assert first.do("counter('b', num_gpus=0.5).devices.remote()") == "('1', None)"
+        assert first.do("counter('b', num_cpus=0, num_gpus=0.5).devices.remote()") == "('1', None)"
     with driver(agent) as second:
         assert second.do("ray.available_resources()['CPU']") == "1.0"
         assert second.do("ray.available_resources()['GPU']") == "0.5"
@@ -179,8 +179,12 @@ def test_one_in_a_placement_group_outlives_that(agent: str) -> None:
     with driver(agent) as second:
         assert second.do("get('a').add.remote(1)") == "2"
         assert second.do("get('b').add.remote(1)") == "2"
-        assert second.do("ray.available_resources()['CPU']") == "2.0"
-        assert second.do("[ray.kill(get(name)) for name in 'ab']") == "[None, None]"
+        assert second.do("ray.available_resources()['CPU']") == "1.0"  # all of the group is kept
+        assert second.do("ray.kill(get('a'))") == "None"
+        assert second.do("get('b').add.remote(1)") == "3"
+        assert second.do("ray.available_resources()['CPU']") == "1.0"
+        assert second.do("ray.kill(get('b'))") == "None"
+        assert second.do("ray.get(ray.remote(num_cpus=4)(os.getpid).remote()) > 0") == "True"
 
 
 def test_it_asks_the_driver_that_has_adopted_it(agent: str) -> None:
