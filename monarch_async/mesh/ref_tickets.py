@@ -195,8 +195,14 @@ class Tickets:
             self._say(src, call)
 
     def credit(self, src: int, call: int, items: int, nbytes: int) -> None:
-        """May a ticket still come with an answer to this call (``items``) of ours?"""
-        if (src, call) not in self._arriving and items not in self._router.pending:
+        """May a ticket still come with an answer to this call (``items``) of ours?
+
+        That is looked at a turn of the loop later: who awaits an answer may unpickle it only then.
+        """
+        self._router.loop.call_soon(self._look, src, call, items)
+
+    def _look(self, src: int, call: int, answered: int) -> None:
+        if (src, call) not in self._arriving and answered not in self._router.pending:
             self._say(src, call)
 
     def _may_come(self, src: int) -> bool:

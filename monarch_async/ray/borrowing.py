@@ -8,6 +8,7 @@ ray_cancel [number, by force], ray_free [number]     not answered
 
 import contextlib
 import pickle
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,9 @@ class Borrowing:
         """Nothing is lent or borrowed."""
         self._runtime = runtime
         self._own: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self._borrowed: weakref.WeakValueDictionary[tuple[int, int], Borrowed] = weakref.WeakValueDictionary()
+        # plain references, whose callbacks come when nobody can have the object any more; `__del__` comes before that
+        self._borrowed: dict[tuple[int, int], weakref.ref[Borrowed]] = {}
+        self._lock = threading.RLock()  # of `_borrowed`; a collection while it is held may only post
         self._lent: dict[int, tuple[Entry, set[int]]] = {}
         self._expected: dict[int, Entry] = {}  # at the hub: others refer to them already
         operations = runtime.domain.operations
@@ -101,7 +104,8 @@ class Borrowing:
             self._answer(entry, src, call)
 
     def _answer(self, entry: Entry, src: int, call: int) -> None:
-        self._runtime.domain.answer(src, call, said_of(entry, src, call))
+        with contextlib.suppress(Error):  # who asked has gone
+            self._runtime.domain.answer(src, call, said_of(entry, src, call))
 
     def _take_cancel(self, src: int, call: int, number: int, by_force: bool) -> None:
         entry = self._own.get(number)
@@ -153,13 +157,23 @@ class Borrowing:
                 own = Entry(self._runtime, number, "an object")
                 own.fail(_missing(number))
             return own
-        entry = self._borrowed.get((owner, number))
-        if entry is None:
-            entry = self._borrowed[(owner, number)] = Borrowed(self._runtime, owner, number, kept_by)
-            if is_known:
-                entry.settle()
-            else:
-                self._runtime.post(self._ask, entry)
+        key = owner, number
+        known = self._borrowed.get(key)
+        found = known() if known is not None else None
+        if found is not None:
+            return found
+        entry = Borrowed(self._runtime, owner, number, kept_by)
+        mine = weakref.ref(entry, lambda _: self._runtime.post(self.give_back, owner, number))
+        with self._lock:  # other threads may unpickle the same
+            known = self._borrowed.get(key)
+            found = known() if known is not None else None
+            if found is not None:
+                return found
+            self._borrowed[key] = mine
+        if is_known:
+            entry.settle()
+        else:
+            self._runtime.post(self._ask, entry)
         return entry
 
     def _ask(self, entry: Borrowed) -> None:
@@ -174,13 +188,15 @@ class Borrowing:
         self._runtime.start(ask())
 
     def give_back(self, owner: int, number: int) -> None:
-        """The last reference here is gone."""
-        router = self._runtime.domain.router
-        if (owner, number) not in self._borrowed and not router.is_closed:
-            try:
+        """The last reference here is gone; unless it has been borrowed anew since."""
+        with self._lock:
+            known = self._borrowed.get((owner, number))
+            if known is None or known() is not None:
+                return
+            del self._borrowed[(owner, number)]
+        if not self._runtime.domain.router.is_closed:
+            with contextlib.suppress(Error):  # it has gone itself
                 self._runtime.domain.requests.post(owner, "ray_drop", number)
-            except Error:
-                pass  # it has gone itself
 
     def fetch(self, entry: Borrowed) -> None:
         """Have the value come."""

@@ -4,6 +4,7 @@
     up        calls are sent                                              a call is lost: asking
     asking    its death is seen here; what the hub makes of it is asked   restarts: finding; dead: dead
     dead      calls fail
+    any       a call is lost that was sent to an incarnation which is known to be over: no other is asked about
 
     A1. Calls of one process to one actor are sent in the order in which they were made; one whose arguments are not
         there yet holds up the later ones, but those of an async actor.
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_async.errors import ActorDied, Error, Lost
+from monarch_async.errors import ActorDied, Lost
 from monarch_async.mesh.actor_mesh import ActorMesh
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, cancelled
@@ -45,8 +46,8 @@ class ActorCall:
     """One call of one actor. A `runtime.call.Pending` while it is under way."""
 
     __slots__ = (
-        "client", "entries", "is_cancelled", "keeps", "life", "method", "nbytes", "number", "packed", "path", "refs",
-        "retries", "retry_on", "sent_as", "style",
+        "client", "entries", "incarnation", "is_cancelled", "keeps", "life", "method", "nbytes", "number", "packed",
+        "path", "refs", "retries", "retry_on", "sent_as", "style",
     )  # fmt: skip
     is_carrier = True
 
@@ -67,7 +68,7 @@ class ActorCall:
         """
         self.style, self.method, self.packed, self.refs, self.entries = style, method, packed, refs, entries
         self.retries, self.life, self.retry_on = retries, life, retry_on
-        self.sent_as = self.nbytes = self.number = 0
+        self.sent_as = self.nbytes = self.number = self.incarnation = 0
         self.is_cancelled = False
         self.client: ActorClient | None = None
         self.path: Path | None = None
@@ -137,7 +138,8 @@ class ActorClient:
         self._is_asking = False
         self.mesh: ActorMesh | None = None
         self._path: Path | None = None
-        self._incarnation = 0
+        self._incarnation = 0  #: the one that is called
+        self._over = 0  #: the last one of which the hub has said that it is over
         self._death: BaseException | None = None
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class ActorClient:
         assert path is not None
         try:
             encoded = _encoded(call, values)
-            call.path = path
+            call.path, call.incarnation = path, self._incarnation
             call.sent_as = router.register(call)
             self._under_way[call.sent_as] = call
             flags = WANTS_REPLY
@@ -203,6 +205,7 @@ class ActorClient:
             call.fail(error)
 
     def _cancel(self, call: ActorCall) -> None:
+        call.is_cancelled = True
         if call in self._queue:
             self._queue.remove(call)
             call.fail(cancelled(call.what))
@@ -237,6 +240,13 @@ class ActorClient:
     def lost(self, call: ActorCall, error: Exception) -> None:
         """It was sent to a process that is gone: what that means the hub knows."""
         self._under_way.pop(call.sent_as, None)
+        if self._death is not None:
+            call.fail(self._death)
+            return
+        if call.incarnation <= self._over:  # told late: the one that is called now is another
+            self._send_again([(call, error)])
+            self._pump()
+            return
         self._lost.append((call, error))
         if not self._is_asking:
             self._is_asking = True
@@ -248,27 +258,33 @@ class ActorClient:
         is_dead, why = True, None
         try:
             is_dead, why = await self.runtime.hub("actors.fate", self.actor, self._incarnation)
-        except Error as error:
-            why = error
         except Exception as error:
             why = error
         self._is_asking = False
         lost, self._lost = self._lost, []
-        again: list[ActorCall] = []
-        for call, error in sorted(lost, key=lambda pair: pair[0].number):
-            if is_dead:
+        if is_dead:
+            for call, error in sorted(lost, key=lambda pair: pair[0].number):
                 call.fail(self._died(why, error))
-            elif call.retries and not call.is_cancelled:
+            self._die(self._died(why, None))
+        else:
+            self._over = self._incarnation
+            self._send_again(lost)
+            self._pump()
+
+    def _send_again(self, lost: Sequence[tuple[ActorCall, Exception]]) -> None:
+        """Put calls that were lost with an incarnation back into the queue, in order (A2), where that may be."""
+        again: list[ActorCall] = []
+        for call, error in lost:
+            if call.is_cancelled:
+                call.fail(cancelled(call.what))
+            elif call.retries:
                 call.retries -= call.retries > 0
                 again.append(call)
             else:
                 text = f"actor {self.actor} died while this call was under way, and is being restarted: {error}"
                 call.fail(ActorUnavailableError(text, self.actor))
-        self._queue.extendleft(reversed(again))
-        if is_dead:
-            self._die(self._died(why, None))
-        else:
-            self._pump()
+        if again:
+            self._queue = deque(sorted([*again, *self._queue], key=lambda call: call.number))
 
     def _died(self, why: object, error: Exception | None) -> BaseException:
         if isinstance(why, BaseException):
@@ -320,7 +336,7 @@ class Calling:
         """None yet."""
         self._runtime = runtime
         self._clients: weakref.WeakValueDictionary[str, ActorClient] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection while it is held may run code that calls actors
 
     def client(self, actor: str, keeps_order: bool) -> ActorClient:
         """Return the client of an actor: it is kept by handles, and by calls that are not answered. On any thread."""

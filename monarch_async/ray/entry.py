@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_async.errors import Error, TransferError
 from monarch_async.mesh.holding import Pin
 from monarch_async.mesh.holdings import map_pinned
+from monarch_async.ray.exceptions import OwnerDiedError
 from monarch_async.ray.payload import Packed, Payload, Stored, held_by, unpack
 from monarch_async.wire.payload import loads_shared
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Seconds that the memory of a shared object stays where it is, at least, after somebody has got its value.
 _PINNED_FOR = 1.0
+
+#: Why nothing of a session comes any more.
+OVER = "ray.shutdown() was called before it was there"
 
 #: Of the callbacks of all entries: those who wait are on other threads than who completes.
 _lock = threading.Lock()
@@ -73,7 +77,8 @@ class Entry:
     def free(self, error: BaseException) -> None:
         """Let go of the value: who asks for it from now on gets this error."""
         if self.is_done:
-            self.value, self.error = None, error
+            self.error = error  # first: see `load`
+            self.value = None
 
     def fail(self, error: BaseException) -> None:
         """It will never be there."""
@@ -85,15 +90,31 @@ class Entry:
         with _lock:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None
+            if callbacks:
+                self.runtime.awaited.discard(self)
         for callback in callbacks or ():
-            callback()
+            try:
+                callback()
+            except Exception as error:  # the others are not to wait for ever
+                self.runtime.report(f"{callback!r} failed", error)
 
     def when_done(self, callback: Callable[[], object]) -> bool:
-        """Have this called on the loop when it is there; False: it is already, and nothing will be called."""
+        """Have this called on the loop when it is there; False: it is already, and nothing will be called.
+
+        Of a session that is over nothing comes: what is not there yet has failed then.
+        """
+        is_over = False
         with _lock:
             if self._callbacks is None:
                 return False
-            self._callbacks.append(callback)
+            if self.runtime.is_over:
+                is_over = True
+            else:
+                self._callbacks.append(callback)
+                self.runtime.awaited.add(self)
+        if is_over:
+            self.fail(OwnerDiedError(f"{self.number:x}", why=OVER))
+            return False
         self.want()
         return True
 
@@ -102,6 +123,8 @@ class Entry:
         with _lock:
             if self._callbacks is not None and callback in self._callbacks:
                 self._callbacks.remove(callback)
+                if not self._callbacks:
+                    self.runtime.awaited.discard(self)
 
 
 class Borrowed(Entry):
@@ -141,9 +164,6 @@ class Borrowed(Entry):
             self._is_wanted = True
             self.runtime.post(self.runtime.borrowing.fetch, self)
 
-    def __del__(self) -> None:
-        self.runtime.post(self.runtime.borrowing.give_back, self._owner, self.number)
-
 
 def refs_of(value: object) -> Any:
     """Return the references inside of a value."""
@@ -152,9 +172,9 @@ def refs_of(value: object) -> Any:
 
 def load(entry: Entry) -> object:
     """Return the value of an entry that is done, on any thread but the loop's. Raises what it failed with, as Ray's."""
+    value = entry.value
     if entry.error is not None:
         raise entry.runtime.error_of(entry)
-    value = entry.value
     if isinstance(value, Stored):
         return load_here(value, entry.runtime, entry)
     assert isinstance(value, bytes | Payload)

@@ -74,14 +74,17 @@ class ObjectRefGenerator:
             waiter.get_loop().call_soon_threadsafe(lambda waiter=waiter: waiter.done() or waiter.set_result(None))
 
     async def follow(self, source: Any) -> None:
-        """Take what a native stream brings."""
+        """Take what a native stream brings, or references where they are another process's."""
         self._source, self._following = source, asyncio.current_task()
         if self._is_cancelled:
             self.cancel(False)
         try:
             async for item in source:
-                entry = self._runtime.new_entry(self._what)
-                entry.complete(item)
+                if isinstance(item, ObjectRef):
+                    entry = item._entry
+                else:
+                    entry = self._runtime.new_entry(self._what)
+                    entry.complete(item)
                 self.push(entry)
                 await self.wait_room()
         except asyncio.CancelledError:

@@ -73,6 +73,7 @@ class Hub:
 
         self.metrics.forget(has_ended)
         self.rendezvous.forget(has_ended)
+        self.tasks.forget(has_ended)
 
     # -- asked by its own process ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_async.errors import Unschedulable
@@ -57,7 +57,7 @@ class HubTasks:
         self._numbers = itertools.count(1)
         self._functions: dict[bytes, TaskFunction] = {}
         self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions, bytes]] = {}
-        self._streams: dict[int, ObjectRefGenerator] = {}
+        self._streams: dict[int, tuple[int, ObjectRefGenerator]] = {}  # with the process that reads it
         self.events: deque[tuple[str, float, float]] = deque(maxlen=_MOST_EVENTS)  #: name, submitted, ended
         hub.operations["tasks.learn"] = self._learn
         hub.operations["tasks.submit"] = self._take
@@ -107,22 +107,29 @@ class HubTasks:
     def _begin_stream(self, src: int, submission: Submission, slots: Sequence[Any]) -> int:
         number = next(self._numbers)
         most = submission.options.generator_backpressure
-        generator = self._streams[number] = ObjectRefGenerator(self._runtime, submission.name, most)
+        generator = ObjectRefGenerator(self._runtime, submission.name, most)
+        self._streams[number] = src, generator
         self.stream(generator, submission, [ref._entry for ref in slots])
         return number
 
     async def _next_of_stream(self, src: int, number: int) -> Any:
-        generator = self._streams[number]
+        _, generator = self._streams[number]
         try:
             return await anext(generator)
         except StopAsyncIteration:
-            del self._streams[number]
+            self._streams.pop(number, None)
             return None
 
     def _end_stream(self, src: int, number: int) -> None:
-        generator = self._streams.pop(number, None)
+        _, generator = self._streams.pop(number, (src, None))
         if generator is not None:
             generator.cancel(False)
+
+    def forget(self, has_ended: Callable[[int], bool]) -> None:
+        """Processes have ended: so do the streams that they read."""
+        for number, (reader, _) in list(self._streams.items()):
+            if has_ended(reader):
+                self._end_stream(reader, number)
 
     # -- tasks that return -----------------------------------------------------------------------------------------
 
@@ -234,12 +241,12 @@ class _Run:
 
     def call(self, head: bytes, count: int) -> tuple[TaskFunction, tuple[Any, ...]]:
         """Return the native task: its function and arguments."""
-        values: list[Packed | int] = []
+        values: list[Packed | int | tuple[int, list[ObjectRef[Any]]]] = []
         stored: list[Any] = []
         for entry in self._slots:
             value = entry.value
-            if isinstance(value, Stored):
-                values.append(len(stored))
+            if isinstance(value, Stored):  # what is inside of it goes beside it, as that comes by itself
+                values.append((len(stored), list(value.refs)) if value.refs else len(stored))
                 stored.append(value.ref)
             else:
                 assert value is not None

@@ -1,5 +1,6 @@
 """Remote functions: what ``@ray.remote`` makes of a function."""
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -160,16 +161,31 @@ def stream_task(runtime: Runtime, generator: ObjectRefGenerator, submission: Sub
     if runtime.is_driver:
         runtime.hub_access.tasks.stream(generator, submission, [ref._entry for ref in refs])  # type: ignore[attr-defined]
     else:
-        runtime.start(_stream_from_hub(runtime, generator, submission, refs))
+        runtime.start(generator.follow(StreamOfHub(runtime, submission, refs)))
 
 
-async def _stream_from_hub(runtime: Runtime, generator: ObjectRefGenerator, submission: Submission, refs: Any) -> None:
-    stream = await runtime.hub("streams.begin", submission, refs)
-    try:
-        while (item := await runtime.hub("streams.next", stream)) is not None:
-            generator.push(item._entry)
-            await generator.wait_room()
-    except BaseException as error:
-        generator.end(error)
-    else:
-        generator.end()
+class StreamOfHub:
+    """A stream of the hub's, as another process reads it: the references that come."""
+
+    def __init__(self, runtime: Runtime, submission: Submission, refs: Any) -> None:
+        """Begin it. On the loop."""
+        self._runtime = runtime
+        self._begun: asyncio.Task[int] = runtime.start(runtime.hub("streams.begin", submission, refs))
+
+    def __aiter__(self) -> "StreamOfHub":
+        return self
+
+    async def __anext__(self) -> ObjectRef[Any]:
+        number = await asyncio.shield(self._begun)  # who stops waiting has something to end all the same
+        item = await asyncio.shield(self._runtime.start(self._runtime.hub("streams.next", number)))
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """End it, once it has begun."""
+        self._begun.add_done_callback(self._end)
+
+    def _end(self, begun: "asyncio.Task[int]") -> None:
+        if not begun.cancelled() and begun.exception() is None:
+            self._runtime.tell_hub("streams.end", begun.result())

@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_async.errors import Error
@@ -18,8 +19,8 @@ from monarch_async.mesh.domain import Domain, find_domain
 from monarch_async.ray.borrowing import Borrowing
 from monarch_async.ray.calling import Calling
 from monarch_async.ray.context import RunningContext, lending, running
-from monarch_async.ray.entry import Entry
-from monarch_async.ray.exceptions import as_ray_error
+from monarch_async.ray.entry import OVER, Entry
+from monarch_async.ray.exceptions import OwnerDiedError, as_ray_error
 from monarch_async.ray.living import node_id_of
 from monarch_async.ray.object_ref import ObjectRef
 
@@ -71,6 +72,8 @@ class Runtime:
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._context = Context()
+        self.awaited: set[Entry] = set()  #: those of which somebody wants to know when they are there
         self.is_over = False
         self.leaving: list[Callable[[Runtime], Awaitable[None]]] = []  #: awaited before this process says that it ends
         self.store = domain.store_agent(0)  #: the address of the agent that keeps what is put here
@@ -80,13 +83,17 @@ class Runtime:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def post(self, work: Callable[..., object], *args: Any) -> None:
-        """Have ``work(*args)`` called on the loop, soon, in the order in which it was said. On any thread."""
+        """Have ``work(*args)`` called on the loop, soon, in the order in which it was said. On any thread.
+
+        Not in the thread's context: that may be just in the middle of pickling something, and nobody here is.
+        """
         self._inbox.append((work, args))
         if not self._is_woken:
             self._is_woken = True
             try:
-                self.loop.call_soon_threadsafe(self._drain)
+                self.loop.call_soon_threadsafe(self._drain, context=self._context)
             except RuntimeError:  # the loop is closed: all is over
+                self._is_woken = False
                 self.abandon()
 
     def _drain(self) -> None:
@@ -97,7 +104,11 @@ class Runtime:
             try:
                 work(*args)
             except Exception as error:
-                self.loop.call_exception_handler({"message": f"ray facade: {work!r} failed", "exception": error})
+                self.report(f"{work!r} failed", error)
+
+    def report(self, what: str, error: Exception) -> None:
+        """Log an error of which nobody is told otherwise. On any thread."""
+        self.loop.call_exception_handler({"message": f"ray facade: {what}", "exception": error})
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in a task, on the loop. What it raises is logged."""
@@ -165,6 +176,9 @@ class Runtime:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for entry in list(self.awaited):
+            if not entry.is_done:
+                entry.fail(OwnerDiedError(f"{entry.number:x}", why=OVER))
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +357,7 @@ class Countdown:
 
 
 _current: Runtime | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def current() -> Runtime:
@@ -353,10 +367,13 @@ def current() -> Runtime:
         return runtime
     from monarch_async.ray import driver, worker
 
-    domain = find_domain()
-    if domain is not None and host_of(domain.root) != host_of(domain.router.address):
-        return worker.begin(domain)
-    driver.init()
+    with _lock:  # threads may come here at a time
+        if (found := find()) is not None:
+            return found
+        domain = find_domain()
+        if domain is not None and host_of(domain.root) != host_of(domain.router.address):
+            return worker.begin(domain)
+        driver.init()
     assert _current is not None
     return _current
 

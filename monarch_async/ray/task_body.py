@@ -193,6 +193,8 @@ def apply_runtime_env(given: Mapping[str, Any] | None) -> None:
 
 
 def _value_of(value: Any, stored: Sequence[object]) -> object:
+    if type(value) is tuple:  # with what keeps the references inside of it
+        return stored[value[0]]
     return stored[value] if type(value) is int else unpack(value)
 
 

@@ -1,0 +1,322 @@
+"""Threads against the loop, losses that are told late, ends in the middle of things."""
+
+import asyncio
+import contextlib
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_async import ray
+from monarch_async.errors import Lost
+from monarch_async.ray import borrowing as borrowing_module
+from monarch_async.ray.calling import ActorCall, ActorClient
+from monarch_async.ray.entry import Borrowed
+from monarch_async.ray.payload import inside
+from monarch_async.ray.runtime import Runtime, current
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    ray.init(num_cpus=4)
+    yield
+    ray.shutdown()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def on_loop(function: Callable[[], Any]) -> Any:
+    """Return what a function returns on the loop."""
+
+    async def call() -> Any:
+        return function()
+
+    return current().run(call())
+
+
+@ray.remote
+class Owner:
+    """Makes objects of its own, and says who borrows them."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def make(self, value: Any) -> list[Any]:
+        return [ray.put(value)]
+
+    def count_lent(self) -> int:
+        gc.collect()
+        return len(current().borrowing._lent)
+
+    def keep(self, value: Any) -> None:
+        self.kept = value
+
+    def append(self, item: int) -> list[int]:
+        self.kept = [*(self.kept or []), item]
+        return self.kept
+
+
+# -- what threads leave to the loop ------------------------------------------------------------------------------------
+
+
+class Posts:
+    """Has the loop do something while it is being pickled, as a collection may that happens just then."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __reduce__(self) -> Any:
+        done = threading.Event()
+
+        def look() -> None:
+            self.seen.append(inside.get())
+            done.set()
+
+        current().post(look)
+        done.wait()
+
+        async def look_again() -> None:
+            look()
+
+        current().run(look_again())
+        return str, ("posted",)
+
+
+def test_the_loop_is_not_thought_to_be_inside_of_what_a_thread_pickles() -> None:
+    """References that it pickles then would go without their tickets, and the objects could be lost."""
+    seen: list[Any] = []
+    assert ray.get(ray.put([Posts(seen)])) == ["posted"]
+    assert seen == [None, None]
+
+
+def test_all_who_wait_are_told_though_one_of_them_fails() -> None:
+    entry, reported = current().new_entry("x"), threading.Event()
+    told: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    on_loop(lambda: current().loop.set_exception_handler(lambda *_: reported.set()))
+    try:
+        entry.when_done(fail)
+        entry.when_done(lambda: told.append(1))
+        on_loop(lambda: entry.complete(b"\x80\x05N."))
+        assert told == [1] and reported.wait(5)
+    finally:
+        on_loop(lambda: current().loop.set_exception_handler(None))
+
+
+# -- borrowing ---------------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_unpickle_one_reference_at_a_time_borrow_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first of the two to go gives back what the other still refers to."""
+    both = threading.Barrier(2)
+
+    class Slow(Borrowed):
+        __slots__ = ()
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+
+    monkeypatch.setattr(borrowing_module, "Borrowed", Slow)
+    made: list[Any] = []
+    borrow = current().borrowing.borrow
+    threads = [threading.Thread(target=lambda: made.append(borrow(1 << 40, 77, None))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made[0] is made[1]
+
+
+def test_what_is_borrowed_is_given_back_however_soon_the_loop_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may look before the thread on which the last reference goes has done with it."""
+    owner: Any = Owner.remote()
+    runtime = current()
+    box = ray.get(owner.make.remote("x"))
+    assert ray.get(box[0]) == "x"
+    wait_until(lambda: ray.get(owner.count_lent.remote()) == 1)
+    real = Runtime.post
+
+    def post(self: Runtime, work: Any, *args: Any) -> None:
+        real(self, work, *args)
+        if threading.get_ident() != runtime._thread:
+            drained = threading.Event()
+            real(self, drained.set)
+            drained.wait()
+
+    monkeypatch.setattr(Runtime, "post", post)
+    box.clear()
+    gc.collect()
+    monkeypatch.undo()
+    wait_until(lambda: ray.get(owner.count_lent.remote()) == 0)
+
+
+def test_references_inside_of_a_large_argument_are_kept_until_the_worker_borrows_them() -> None:
+    owner: Any = Owner.remote()
+
+    @ray.remote
+    def is_kept(value: list[Any]) -> bool:
+        entry = value[1]._entry
+        return entry.is_held or bool(current().domain.holdings.tickets._arriving)
+
+    for _ in range(5):
+        box = ray.get(owner.make.remote("x"))
+        assert ray.get(is_kept.remote(ray.put([np.zeros(1 << 20), box[0]])))
+
+
+def test_an_answer_that_is_about_to_be_unpickled_is_waited_for() -> None:
+    """Answers to requests are unpickled a turn of the loop after they have come: the question may come in between."""
+    runtime = current()
+    tickets = runtime.domain.holdings.tickets
+    said: list[tuple[int, int]] = []
+
+    def ask() -> None:
+        tickets.credit(5, 7, 1 << 62, 0)  # the call has been answered
+        assert not said
+        tickets._arriving.add((5, 7))  # now it is unpickled
+
+    tickets._say, real = lambda *who: said.append(who), tickets._say  # type: ignore[method-assign]
+    try:
+        on_loop(ask)
+        on_loop(lambda: None)
+        on_loop(lambda: None)
+        assert not said
+        on_loop(lambda: tickets._arriving.discard((5, 7)))
+        on_loop(lambda: tickets.credit(5, 7, 1 << 62, 0))
+        wait_until(lambda: said == [(5, 7)])
+    finally:
+        tickets._say = real  # type: ignore[method-assign]
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def client_of(handle: Any) -> ActorClient:
+    client = handle._line.client_in(current())
+    assert isinstance(client, ActorClient)
+    return client
+
+
+def lost_later(client: ActorClient, retries: int) -> tuple[ActorCall, Any]:
+    """Return a call that was sent to the incarnation before this one, and its result."""
+    entry = current().new_entry("late")
+    call = ActorCall("run", ("append", "", 1), pickle.dumps(((1,), {}), 5), (), (entry,), retries, None)
+    call.client, call.number = client, next(client._order)
+    call.incarnation = client._incarnation
+    return call, entry
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_loss_that_is_told_late_is_of_the_incarnation_that_is_over(retries: int) -> None:
+    """The one that came after it lives, and goes on taking calls."""
+    handle: Any = Owner.options(max_restarts=1).remote()
+    ray.get(handle.append.remote(0))
+    client = client_of(handle)
+    call, entry = lost_later(client, retries)
+    ray.kill(handle, no_restart=False)
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        ray.get(handle.append.remote(1))
+    wait_until(lambda: _answers(handle))
+    on_loop(lambda: client.lost(call, Lost("late")))
+    assert isinstance(ray.get(handle.append.remote(2), timeout=10), list)
+    if retries:
+        assert isinstance(ray.get(ray.ObjectRef(entry), timeout=10), list)
+    else:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(ray.ObjectRef(entry), timeout=10)
+
+
+def _answers(handle: Any) -> bool:
+    try:
+        return ray.get(handle.append.remote(1), timeout=5) is not None
+    except ray.exceptions.RayActorError:
+        return False
+
+
+def test_a_cancelled_call_is_not_retried() -> None:
+    @ray.remote(max_restarts=-1)
+    class Sleeper:
+        def __init__(self) -> None:
+            self.count = 0
+
+        async def sleep(self) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise ValueError("cancelled") from None
+
+        async def ping(self) -> None:
+            pass
+
+    sleeper: Any = Sleeper.remote()
+    ray.get(sleeper.ping.remote())
+    ref = sleeper.sleep.options(max_task_retries=-1, retry_exceptions=True).remote()
+    ray.get(sleeper.ping.remote())
+    ray.cancel(ref)
+    with pytest.raises((ray.exceptions.RayTaskError, ray.exceptions.TaskCancelledError)):
+        ray.get(ref, timeout=10)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_a_task_cannot_begin_ends_with_the_error() -> None:
+    @ray.remote
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    @ray.remote
+    def begin() -> str:
+        real = Runtime.hub
+
+        async def hub(self: Any, operation: str, *args: Any) -> Any:
+            if operation == "streams.begin":
+                raise ValueError("it cannot begin")
+            return await real(self, operation, *args)
+
+        Runtime.hub = hub  # type: ignore[method-assign]
+        try:
+            generator: Any = numbers.remote()
+            with pytest.raises(ValueError, match="it cannot begin"):
+                ray.get(generator._next_sync(10))
+        finally:
+            Runtime.hub = real  # type: ignore[method-assign]
+        return "raised"
+
+    assert ray.get(begin.remote(), timeout=30) == "raised"
+
+
+def test_a_stream_is_cancelled_by_the_task_that_reads_it() -> None:
+    @ray.remote
+    def numbers() -> Iterator[int]:
+        while True:
+            yield 1
+            time.sleep(0.01)
+
+    @ray.remote
+    def read() -> int:
+        generator: Any = numbers.remote()
+        count = ray.get(next(generator))
+        ray.cancel(generator)
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            for ref in generator:
+                ray.get(ref)
+        return count
+
+    assert ray.get(read.remote(), timeout=30) == 1
+    tasks: Any = current().hub_access.tasks  # type: ignore[attr-defined]
+    wait_until(lambda: not tasks._streams)
