@@ -139,7 +139,9 @@ class HubActors:
     async def _kill(self, src: int, actor: str, may_restart: bool) -> None:
         found = self._actors.get(actor)
         if found is not None:
+            incarnation = found.incarnation
             await found.kill("ray.kill has ended it", may_restart)
+            await found.fate(incarnation)  # who has killed it gets no answer of that process any more
 
     async def _exited(self, src: int, actor: str, why: str) -> None:
         found = self._actors.get(actor)
