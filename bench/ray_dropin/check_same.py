@@ -63,7 +63,7 @@ def compare(program: str, ours: Answers, theirs: dict[str, object]) -> list[str]
         elif name not in theirs:
             told.append(f"{program}.{name}: Ray has no answer")
         elif row["answer"] != expected:
-            told.append(f"{program}.{name}:\n    ray    {json.dumps(expected)}\n    facade {json.dumps(row['answer'])}")
+            told.append(f"{program}.{name}:\n    wanted {json.dumps(expected)}\n    facade {json.dumps(row['answer'])}")
     return told
 
 
