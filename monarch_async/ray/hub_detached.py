@@ -9,13 +9,14 @@ anew that was given objects: they were of the driver that is gone.
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from monarch_async.control.supervision import Failure
-from monarch_async.errors import LeaseHeld, NoSuchLease
+from monarch_async.errors import Error, LeaseHeld, NoSuchLease
 from monarch_async.mesh.cluster import cluster
 from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.leases import DetachedLease
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("monarch_async")
 
 _PREFIX = "ray/"
+_NAMELESS = "#"  #: instead of a namespace, in which it would be quoted
+_PLAIN = " !$&'()*+,:;=@[]|"  #: what stands for itself
 
 #: Seconds that a driver's hosts may need, after it is lost, to say so; and that a driver waits at its end for those of
 #: its detached actors that are still being placed.
@@ -49,9 +52,7 @@ def lease_of(creation: "Creation") -> str | None:
     options = creation.options
     if options.lifetime != "detached":
         return None
-    if options.name:
-        return _lease(creation.namespace, options.name)
-    return f"{_lease(creation.namespace, '')}#{creation.actor}"
+    return name_lease(creation.namespace, options.name) if options.name else f"{_PREFIX}{_NAMELESS}/{creation.actor}"
 
 
 def told_of(creation: "Creation") -> Packed:
@@ -59,11 +60,17 @@ def told_of(creation: "Creation") -> Packed:
     return pack(replace(creation, birth=replace(creation.birth, cls=b"", arguments=b"")), "options of an actor")
 
 
-def _lease(namespace: str, name: str) -> str:
+def name_lease(namespace: str, name: str) -> str:
+    """Return what the lease of an actor with a name is called: a text of one line, another one for each."""
     return f"{_PREFIX}{quote(namespace, safe=_PLAIN)}/{quote(name, safe=_PLAIN)}"
 
 
-_PLAIN = " !$&'()*+,:;=@[]|"
+def read_lease(lease: str) -> tuple[str, str] | None:
+    """Return the namespace and name of the actor whose lease is called so; None: it has none, or it is no actor."""
+    parts = lease.removeprefix(_PREFIX).split("/")
+    if not lease.startswith(_PREFIX) or len(parts) != 2 or parts[0] == _NAMELESS:
+        return None
+    return unquote(parts[0]), unquote(parts[1])
 
 
 class DetachedActors:
@@ -88,7 +95,7 @@ class DetachedActors:
         """
         if self.are_possible:
             try:
-                await self._adopt_once(_lease(namespace, name))
+                await self._adopt_once(name_lease(namespace, name))
             except LeaseHeld as error:
                 raise ValueError(
                     f"the actor named {name!r} in namespace {namespace!r} belongs to another driver, {error.by}: it "
@@ -107,8 +114,7 @@ class DetachedActors:
 
     async def names(self) -> list[tuple[str, str]]:
         """Return the namespaces and names of those that were left."""
-        return [(unquote(space), unquote(name)) for _, space, name in [lease.split("/") for lease in await self._left()]
-                if not name.startswith("#")]  # fmt: skip
+        return [said for lease in await self._left() if (said := read_lease(lease)) is not None]
 
     async def _left(self) -> list[str]:
         if not self.are_possible:
@@ -138,7 +144,8 @@ class DetachedActors:
         except Exception as error:
             why = failures[0].error if failures else error
             log.warning("detached actor %s has died while it had no driver: %s", name.removeprefix(_PREFIX), why)
-            await lease.release()
+            with contextlib.suppress(Error):  # else it is left to the next
+                await lease.release()
             return
         if birth is not None:
             creation = replace(creation, birth=birth)

@@ -135,7 +135,8 @@ def placement_group(
         bundles: what each is to have, such as ``{"CPU": 1, "GPU": 1}``.
         strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; PACK where not given.
         name: for `get_placement_group`, unique in the namespace.
-        lifetime: ``"detached"`` is the same as None here: it lasts as long as the driver's hosts.
+        lifetime: ``"detached"`` is the same as None here: it ends with the driver. Detached actors in it do not, on
+            hosts that were joined: what it has there is held until the last of them ends.
         _soft_target_node_id: rather on this node.
         bundle_label_selector: labels of the hosts of each bundle; they must be the same for all.
         topology_strategy: not offered.

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import monarch_async.ray as ray
-import monarch_async.ray.util
 
 
 class Plain:

@@ -132,18 +132,20 @@ def test_an_actor_outlives_its_driver_and_the_next_one_finds_calls_and_ends_it(a
 
 def test_the_next_driver_waits_for_one_that_was_killed_to_be_given_up(agent: str) -> None:
     with driver(agent) as first:
-        pid = first.do("counter('a', Async).add.remote(1) and get('a').__ray_call__.remote(lambda self: os.getpid())")
+        assert first.do("counter('a/1 é', Async).add.remote(1)") == "1"
+        pid = first.do("get('a/1 é').__ray_call__.remote(lambda self: os.getpid())")
         first.kill()
     with driver(agent) as second:
         assert is_alive(pid)
-        assert second.do("get('a').add.remote(1)") == "2"
-        assert second.do("ray.kill(get('a'))") == "None"
+        assert second.do("get('a/1 é').add.remote(1)") == "2"
+        assert second.do("ray.kill(get('a/1 é'))") == "None"
     wait_gone(pid)
 
 
 def test_one_driver_has_it_at_a_time(agent: str) -> None:
     with driver(agent) as first, driver(agent) as second, driver(agent, "theirs") as third:
         assert first.do("counter('a').add.remote(1)") == "1"
+        assert second.do("ray.util.list_named_actors()") == "[]"
         words = f"belongs to another driver, client {first.pid}"
         said = second.do("get('a')")
         assert said.startswith("ValueError: the actor named 'a' in namespace 'ours'") and words in said
