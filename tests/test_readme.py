@@ -31,7 +31,10 @@ def test_it_is_short_and_has_blocks_of_known_kinds() -> None:
     assert max(map(len, README.splitlines())) <= 120
 
 
-@pytest.mark.parametrize(("code", "output"), PROGRAMS, ids=[f"program{i}" for i in range(len(PROGRAMS))])
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [pytest.param(*each, id=f"program{i}", marks=[pytest.mark.slow] * (i > 0)) for i, each in enumerate(PROGRAMS)],
+)
 def test_a_program_prints_what_the_readme_shows(code: str, output: str, tmp_path: Path) -> None:
     assert output
     agent = None

@@ -128,6 +128,7 @@ async def test_the_command_is_there_without_its_script() -> None:
 # -- agent -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signo", [signal.SIGINT, signal.SIGTERM])
 async def test_an_agent_ends_in_order_on_a_signal(token: Path, signo: signal.Signals) -> None:
     async with agent("--token-file", str(token), "--name", "alpha") as (url, process):
@@ -161,6 +162,7 @@ async def test_a_program_that_was_killed_is_in_the_log_and_the_status_until_its_
             assert "ending 1 procs" in await wait_line(process.stderr, "not heard for")
 
 
+@pytest.mark.slow
 async def test_an_agent_is_let_go_where_another_cannot_be_reached(token: Path) -> None:
     """Who joins none after all does not stay in the first for as long as it might come back."""
 
@@ -200,6 +202,7 @@ async def test_an_agent_serves_a_program_that_attaches_and_logs_who_it_refuses(t
         assert "refused a connection from 127.0.0.1" in await wait_line(process.stderr, "not a monarch_async peer")
 
 
+@pytest.mark.slow
 async def test_the_token_may_come_from_the_environment_and_goes_no_further() -> None:
     environ = ENVIRON | {"MONARCH_ASYNC_TOKEN": "a secret"}
     async with agent(environ=environ) as (url, _), ma.attach(url, token="a secret") as hosts:
@@ -295,6 +298,7 @@ async def seen(hosts: ma.HostMesh, endpoint: str) -> None:
             return
 
 
+@pytest.mark.slow
 async def test_status_without_an_address_finds_this_users_programs_and_disturbs_nobody() -> None:
     async with ma.local_hosts(2) as hosts:
         procs = await hosts.spawn_procs(name="some")
@@ -308,6 +312,7 @@ async def test_status_without_an_address_finds_this_users_programs_and_disturbs_
         await procs.stop()
 
 
+@pytest.mark.slow
 async def test_status_passes_over_what_is_just_ending_or_has_ended() -> None:
     with tempfile.TemporaryDirectory(prefix=LOCAL_FOLDERS) as folder:
         Path(folder, "token").write_text("a secret")
@@ -383,6 +388,7 @@ def test_status_says_in_a_line_that_nobody_listens(run_here: Run, token: Path, u
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 async def test_status_says_in_a_line_that_its_token_is_wrong(token: Path) -> None:
     async with agent("--token-file", str(token)) as (url, _):
         code, _, err = await run("status", url, environ=ENVIRON | {"MONARCH_ASYNC_TOKEN": "another"})

@@ -50,6 +50,7 @@ async def test_directory_path_title_session_and_descriptors(nest, tmp_path: Path
     assert await worker.ended == 0, worker.printed()
 
 
+@pytest.mark.slow
 @START
 @pytest.mark.parametrize(
     ("code", "status", "stderr"),

@@ -81,6 +81,7 @@ async def test_a_line_that_is_refused_for_a_while() -> None:
             await work
 
 
+@pytest.mark.slow
 async def test_past_the_window_the_host_is_lost_on_both_sides(wait_gone) -> None:
     async with behind_proxy(IMPATIENT) as (proxy, agent, hosts):
         ledgers = await ledgers_on(hosts)

@@ -127,6 +127,7 @@ async def test_a_program_ends(end: str, tmp_path: Path, wait_gone) -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_killed_leaves_an_attached_agent_as_it_was(tmp_path: Path, wait_gone) -> None:
     async with running_agent() as agent:
         before = set(descendants(agent.pid))
@@ -141,6 +142,7 @@ async def test_a_program_that_is_killed_leaves_an_attached_agent_as_it_was(tmp_p
         await agent.wait_said("left (")
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_terminated_says_goodbye_to_an_attached_agent(tmp_path: Path, wait_gone) -> None:
     """Its procs end now, not when the window is over."""
     async with running_agent(config=ma.Config()) as agent:
@@ -153,6 +155,7 @@ async def test_a_program_that_is_terminated_says_goodbye_to_an_attached_agent(tm
             await wait_gone([*run.pids, *workers], within=1)
 
 
+@pytest.mark.slow
 async def test_a_program_and_its_agents_are_killed_at_once(tmp_path: Path, wait_gone) -> None:
     """As when a container's memory runs out: nobody is left to tidy up but the zygotes."""
     async with running(tmp_path, WAIT) as run:

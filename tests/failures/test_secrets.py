@@ -15,6 +15,7 @@ import monarch_async as ma
 from monarch_async.transport.url import Url
 
 
+@pytest.mark.slow
 async def test_local_sockets_are_for_their_owner_only() -> None:
     async with ma.local_hosts(2) as hosts:
         for host in hosts.hosts:
@@ -28,6 +29,7 @@ def _environment_and_arguments(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 async def test_no_worker_and_no_zygote_holds_the_token(start: str) -> None:
     async with ma.local_hosts() as hosts:
@@ -43,6 +45,7 @@ async def test_no_worker_and_no_zygote_holds_the_token(start: str) -> None:
             assert token.encode() not in _environment_and_arguments(pid)
 
 
+@pytest.mark.slow
 async def test_no_worker_of_an_attached_agent_holds_the_token(monkeypatch) -> None:
     monkeypatch.setenv("MONARCH_ASYNC_TOKEN", TOKEN)
     async with running_agent() as agent:
@@ -114,6 +117,7 @@ runpy.run_module("monarch_async.cli.main", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 async def test_an_agent_never_unpickles(wait_gone) -> None:
     """It runs a whole program (calls, errors, streams, large payloads, a death) and has no way to unpickle."""
     command = [sys.executable, "-c", _NEVER_UNPICKLES]

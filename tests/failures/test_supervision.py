@@ -28,6 +28,7 @@ async def spawn(hosts: ma.HostMesh, cls: type[Parent]) -> Parent:
 # -- in the client -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_failure_that_was_handled_is_not_raised_again() -> None:
     async with ma.local_hosts() as hosts:
         procs = await hosts.spawn_procs({"gpus": 2})
@@ -71,6 +72,7 @@ async def test_an_error_in_a_future_that_is_kept_until_the_end() -> None:
                 await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 async def test_an_error_that_was_looked_at_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "UNSEEN", 0.02)
     async with ma.local_hosts() as hosts:
@@ -244,6 +246,7 @@ async def test_the_failure_of_a_childs_endpoint_goes_the_same_way() -> None:
     assert isinstance(info.value.__cause__, ValueError)
 
 
+@pytest.mark.slow
 async def test_a_call_an_actor_did_not_look_at() -> None:
     """Of its own children: its own ``__supervise__`` is asked. Of others: it fails."""
     async with ma.local_hosts() as hosts:

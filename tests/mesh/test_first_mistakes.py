@@ -57,6 +57,7 @@ async def test_adverbs_of_other_libraries(hosts: ma.HostMesh) -> None:
     await procs.stop()
 
 
+@pytest.mark.slow
 async def test_a_host_is_called_by_its_name(hosts: ma.HostMesh) -> None:
     cluster = ma.cluster()
     with pytest.raises(ma.BadCall, match=r"drain: no host 'nope'; there are: host0"):

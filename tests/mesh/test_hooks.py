@@ -60,6 +60,7 @@ async def test_setup_and_teardown_are_called(capfd: pytest.CaptureFixture[str], 
     assert await printed(capfd, "hooks") == ["init", "setup", "work was cancelled", "teardown of actor"]
 
 
+@pytest.mark.slow
 async def test_a_hook_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     async with ma.local_hosts() as hosts:
         procs = await hosts.spawn_procs(name="failing")

@@ -245,6 +245,7 @@ async def test_passed_on_before_it_is_held(readers: Reader) -> None:
     assert await asyncio.gather(*calls) == [1000.0] * 20
 
 
+@pytest.mark.slow
 async def test_inside_of_a_shared_object(readers: Reader) -> None:
     inner = await ma.put(np.ones(1000))
     middle = await ma.put({"inner": inner})
@@ -299,6 +300,7 @@ async def test_the_last_reference_anywhere_frees_it(readers: Reader) -> None:
     await all_gone()
 
 
+@pytest.mark.slow
 async def test_a_value_keeps_it_as_a_reference_does(readers: Reader) -> None:
     value = await (await ma.put(np.ones(1000)))
     gc.collect()
@@ -345,6 +347,7 @@ async def test_after_its_holder_is_killed(hosts: ma.HostMesh, readers: Reader) -
         await all_gone()
 
 
+@pytest.mark.slow
 async def test_many_rounds_leave_nothing(readers: Reader) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
 

@@ -30,6 +30,7 @@ async def test_a_mesh_stopped_before_it_is_up_is_no_failure() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 async def test_actors_stopped_before_they_are_up_are_no_failure() -> None:
     async with ma.local_hosts() as hosts:
         procs = hosts.spawn_procs({"gpus": 2})

@@ -347,6 +347,7 @@ def test_nccl() -> None:
     collective.destroy_collective_group("gpus")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_seen_by_the_others(ranks: list[Any]) -> None:
     pair = [Rank.remote() for _ in range(2)]
     on_all(pair, lambda rank: collective.init_collective_group(2, rank, "gloo", "pair"))

@@ -46,6 +46,7 @@ def test_every_contract_has_an_answer(program: str) -> None:
     assert sorted(names_of(program)) == sorted(EXPECTED[program])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "name"), ALL)
 def test_contract(program: str, name: str) -> None:
     rows, said = answers(program)

@@ -1,11 +1,13 @@
 """What somebody meets who brings programs written for Ray: what they lean on, and what is said of their mistakes."""
 
+import gc
 import logging
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from monarch_async import ray
 from monarch_async.ray.exceptions import ActorDiedError, GetTimeoutError, TaskCancelledError
@@ -55,6 +57,22 @@ def test_a_name_is_free_once_its_last_handle_is_gone() -> None:
         ray.get_actor("fleeting")
 
 
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+@ray.remote
+def ones(count: int) -> torch.Tensor:
+    return torch.ones(count)
+
+
+@pytest.mark.parametrize("count", [10, 600, 5_000, 100_000, 500_000])
+def test_who_writes_to_a_tensor_he_got_writes_to_his_own(count: int) -> None:
+    for ref in (ray.put(torch.ones(count)), ones.remote(count)):
+        mine = ray.get(ref)
+        mine.add_(1)
+        assert float(mine.sum()) == 2 * count and float(ray.get(ref).sum()) == count
+
+
 # -- what is said ----------------------------------------------------------------------------------------------------
 
 
@@ -84,6 +102,54 @@ def test_what_waits_for_resources_is_told_with_what_it_asks_and_what_there_is(ca
     ray.cancel(task)
 
 
+@ray.remote
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+@ray.remote
+class Failing:
+    def __init__(self, is_born: bool) -> None:
+        if not is_born:
+            raise ValueError("unborn")
+
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+
+def told(caplog: pytest.LogCaptureFixture, text: str, seconds: float = 5) -> str:
+    end = time.monotonic() + seconds
+    while text not in caplog.text and time.monotonic() < end:
+        time.sleep(0.01)
+    return caplog.text
+
+
+def test_what_nobody_asks_for_is_told_where_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """A task or call without a ``get`` would fail unseen."""
+    actor = Failing.remote(True)
+    fail.remote("lost task")
+    assert "nobody has asked for the result of fail: fail raised ValueError: lost task" in told(caplog, "lost task")
+    actor.fail.remote("lost call")
+    assert "result of Failing.fail: Failing.fail raised ValueError: lost call" in told(caplog, "lost call")
+    unborn = Failing.remote(False)
+    assert "actor Failing" in told(caplog, "ValueError: unborn")
+    del unborn
+
+
+def test_what_somebody_asks_for_is_told_to_him_alone(caplog: pytest.LogCaptureFixture) -> None:
+    refs = [fail.remote(f"{index}") for index in range(20)]
+    with pytest.raises(ValueError, match="raised ValueError"):
+        ray.get(refs)
+    with pytest.raises(ValueError, match="raised ValueError: passed on"):
+        ray.get(sleep.remote(fail.remote("passed on")))
+    refs.append(sleep.remote(100))
+    ray.cancel(refs[-1])
+    ray.wait(refs[-1:])
+    del refs
+    gc.collect()
+    assert told(caplog, "nobody", seconds=0.5) == ""
+
+
 def test_what_was_cancelled_is_told_with_its_name() -> None:
     running, waiting = sleep.remote(100), sleep.options(name="patience").remote(sleep.remote(100))
     for ref, name in ((waiting, "patience"), (running, "sleep")):
@@ -92,8 +158,11 @@ def test_what_was_cancelled_is_told_with_its_name() -> None:
             ray.get(ref, timeout=10)
 
 
-def test_a_dead_actor_is_told_with_its_name_and_how_it_ended() -> None:
+@pytest.mark.parametrize("is_up", [False, True])
+def test_a_dead_actor_is_told_with_its_name_and_how_it_ended(is_up: bool) -> None:
     actor = Counter.options(name="victim").remote(0)
+    if is_up:
+        ray.get(actor.add.remote())
     ray.kill(actor)
     with pytest.raises(ActorDiedError, match=r"^actor victim is dead: ray\.kill has ended it\n"):
         ray.get(actor.add.remote())

@@ -320,6 +320,7 @@ async def test_a_group_that_fits_nowhere_waits_for_a_host(placing: Placing) -> N
     await ma.cluster().leave(more)
 
 
+@pytest.mark.slow
 async def test_bundles_of_a_lost_host_are_placed_elsewhere(placing: Placing, hosts: ma.HostMesh) -> None:
     more = await ma.cluster().grow(1, ma.Resources(cpus=8))
     named, group = make_group(placing, {"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 2.0}, strategy="STRICT_SPREAD")
@@ -338,6 +339,7 @@ async def test_bundles_of_a_lost_host_are_placed_elsewhere(placing: Placing, hos
     await ma.cluster().leave(again)
 
 
+@pytest.mark.slow
 async def test_what_waits_for_a_host_that_goes_is_placed_elsewhere(placing: Placing, hosts: ma.HostMesh) -> None:
     more = await ma.cluster().grow(1, ma.Resources(cpus=4, custom={"rare": 1}))
     while len(placing.living.hosts) < 3:

@@ -218,6 +218,7 @@ async def test_waiting_for_versions(generators: Generator, publisher: ma.WeightP
     assert seen == sorted(set(seen)) and seen[-1] == 9
 
 
+@pytest.mark.slow
 async def test_the_memory_of_old_versions_comes_back(generators: Generator) -> None:
     async with ma.WeightPublisher(keep=2) as publisher:
         await generators.subscribe.call(publisher, LARGE)
@@ -254,6 +255,7 @@ async def watched(generators: Generator, versions: int, shapes: dict[str, tuple[
         assert all(moves > 1 for moves, _ in found)
 
 
+@pytest.mark.slow
 async def test_no_version_is_torn(generators: Generator) -> None:
     await watched(generators, 1000, SHAPES, "numpy")
 
@@ -324,6 +326,7 @@ async def test_the_learner_is_gone(generators: Generator, learner: Any, how: str
     await generators.let_go.call()
 
 
+@pytest.mark.slow
 async def test_a_generator_is_killed(hosts: ma.HostMesh, publisher: ma.WeightPublisher) -> None:
     async with ma.supervise(ma.ignore):
         procs = await hosts.spawn_procs({"gpus": 2}, name="mortals")

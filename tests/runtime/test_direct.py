@@ -150,6 +150,7 @@ async def test_between_actors(hosts: ma.HostMesh) -> None:
     await procs.stop()
 
 
+@pytest.mark.slow
 async def test_death_ends_calls_on_a_direct_path() -> None:
     async with ma.local_hosts() as hosts:
         procs = await hosts.spawn_procs({"gpus": 2})
@@ -182,6 +183,7 @@ async def test_a_death_not_told_yet_does_not_hit_what_was_restarted(monkeypatch:
         await procs.stop()
 
 
+@pytest.mark.slow
 async def test_what_was_answered_before_a_death_arrives() -> None:
     async with ma.local_hosts() as hosts:
         for _ in range(5):
@@ -195,6 +197,7 @@ async def test_what_was_answered_before_a_death_arrives() -> None:
             await procs.stop()
 
 
+@pytest.mark.slow
 async def test_it_can_be_switched_off() -> None:
     async with ma.local_hosts(config=ma.Config(direct_calls=False)) as hosts:
         procs = await hosts.spawn_procs()

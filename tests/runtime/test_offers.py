@@ -74,6 +74,7 @@ async def test_a_segment_that_is_let_go_of_before_it_was_acknowledged_is_used_ag
     assert not sender.outgoing._lent
 
 
+@pytest.mark.slow
 async def test_what_was_read_and_not_mapped_is_not_waited_for() -> None:
     sender = Sender()
     sender.send(sender.parcel())
@@ -87,6 +88,7 @@ async def test_what_was_read_and_not_mapped_is_not_waited_for() -> None:
     assert len(sender.plane.regions) == 0
 
 
+@pytest.mark.slow
 async def test_a_segment_whose_chunks_are_on_their_way_is_not_used_again() -> None:
     """What was handed to a socket is not copied: it must stay what it is."""
     sender = Sender()

@@ -13,6 +13,7 @@ from task_waits import wait_noted
 import monarch_async as ma
 
 
+@pytest.mark.slow
 async def test_failures_that_nobody_looks_at_end_the_program() -> None:
     with pytest.raises(ValueError, match="nobody looks"):
         async with ma.local_hosts():
@@ -21,6 +22,7 @@ async def test_failures_that_nobody_looks_at_end_the_program() -> None:
                 await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_a_host_that_is_lost(tmp_path: Path) -> None:
     """Its tasks run again elsewhere; that is no poison."""
     async with ma.local_hosts(2, resources=ma.Resources(cpus=1)) as hosts:
