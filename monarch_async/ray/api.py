@@ -110,6 +110,8 @@ def get(object_refs: Any, *, timeout: float | None = None, **_hints: object) -> 
     if isinstance(object_refs, ObjectRefGenerator) or not isinstance(object_refs, list | tuple):
         raise ValueError(f"get() takes an ObjectRef or a list of them, not {type(object_refs).__name__}")
     entries = [_entry_of(ref) for ref in object_refs]
+    for entry in entries:  # one error is raised, and stands for those of all
+        entry.see()
     _wait(runtime, entries, timeout)
     for entry in entries:  # the first that has failed, whether or not those before it are there
         if entry.error is not None:

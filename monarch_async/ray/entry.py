@@ -9,6 +9,8 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,12 +19,27 @@ from typing import TYPE_CHECKING, Any
 from monarch_async.errors import Error, TransferError
 from monarch_async.mesh.holding import Pin
 from monarch_async.mesh.holdings import map_pinned
-from monarch_async.ray.exceptions import OwnerDiedError
+from monarch_async.ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    OwnerDiedError,
+    RayTaskError,
+    WorkerCrashedError,
+    as_ray_error,
+)
 from monarch_async.ray.payload import Packed, Payload, Stored, held_by, unpack
 from monarch_async.wire.payload import loads_shared
 
 if TYPE_CHECKING:
     from monarch_async.ray.runtime import Runtime
+
+log = logging.getLogger("monarch_async")
+
+#: Ray's own: "1" where errors that nobody asks for are not to be told.
+IGNORE_VARIABLE = "RAY_IGNORE_UNHANDLED_ERRORS"
+
+#: Of which errors that is told: those of one's own code and process. What else there is has told itself, or was wanted.
+_UNSEEN = (RayTaskError, WorkerCrashedError, OutOfMemoryError, NodeDiedError)
 
 #: Seconds that the memory of a shared object stays where it is, at least, after somebody has got its value.
 _PINNED_FOR = 1.0
@@ -34,23 +51,45 @@ OVER = "ray.shutdown() was called before it was there"
 _lock = threading.Lock()
 
 
+class Unseen:
+    """An error that nobody has asked for: told when its entry goes, as otherwise nobody would ever learn of it."""
+
+    __slots__ = ("_actor", "_error", "_runtime", "_what", "is_seen")
+
+    def __init__(self, entry: "Entry") -> None:
+        """Not asked for until ``is_seen`` is set."""
+        assert entry.error is not None
+        self._runtime, self._what, self._error, self._actor = entry.runtime, entry.what, entry.error, entry.actor
+        self.is_seen = False
+
+    def __del__(self) -> None:
+        if self.is_seen or self._runtime.is_over or os.environ.get(IGNORE_VARIABLE) == "1":
+            return
+        error = as_ray_error(self._error, self._what, self._actor)
+        if isinstance(error, _UNSEEN):
+            log.error("nobody has asked for the result of %s: %s", self._what, error)
+
+
 class Entry:
     """An object of this process. Completed on the loop, once; waited for on any thread."""
 
     __slots__ = (
-        "__weakref__", "_callbacks", "actor", "cancel", "error", "is_done", "number", "runtime", "value", "what",
+        "__weakref__", "_callbacks", "_unseen", "actor", "cancel", "error", "is_done", "is_seen", "number", "runtime",
+        "value", "what",
     )  # fmt: skip
     is_held = True  #: see `mesh.ref_tickets`, for which an entry is what a ticket keeps
+    _tells_unseen = True
 
     def __init__(self, runtime: "Runtime", number: int, what: str) -> None:
         """Not there yet. ``what`` names the call in errors."""
         self.runtime, self.number, self.what = runtime, number, what
-        self.is_done = False
+        self.is_done = self.is_seen = False  #: seen: somebody has asked for it, who is told of its error
         self.value: Packed | None = None
         self.error: BaseException | None = None
         self.actor = ""  #: the id of the actor whose call it is the result of
         self.cancel: Callable[[bool], None] | None = None  #: with whether by force
         self._callbacks: list[Callable[[], object]] | None = []
+        self._unseen: Unseen | None = None
 
     @property
     def owner(self) -> int:
@@ -83,7 +122,15 @@ class Entry:
     def fail(self, error: BaseException) -> None:
         """It will never be there."""
         self.error = error
+        if not self.is_seen and self._tells_unseen:
+            self._unseen = Unseen(self)
         self._end()
+
+    def see(self) -> None:
+        """Somebody has asked for it."""
+        self.is_seen = True
+        if self._unseen is not None:
+            self._unseen.is_seen, self._unseen = True, None
 
     def _end(self) -> None:
         self.cancel = None
@@ -131,6 +178,7 @@ class Borrowed(Entry):
     """An object of another process."""
 
     __slots__ = ("_is_wanted", "_owner", "held", "kept_by")
+    _tells_unseen = False  # that is its owner's
 
     def __init__(self, runtime: "Runtime", owner: int, number: int, kept_by: object) -> None:
         """``kept_by`` keeps it until the owner knows (E3)."""

@@ -8,6 +8,7 @@ One that a driver before has left begins ALIVE; one that is detached is left as 
 
 import asyncio
 import contextlib
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
@@ -31,6 +32,8 @@ from monarch_async.ray.worker import NAMESPACE_VARIABLE
 
 if TYPE_CHECKING:
     from monarch_async.ray.hub_actors import HubActors
+
+log = logging.getLogger("monarch_async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class HubActor:
         self.state = "PENDING_CREATION"
         self.incarnation = 0
         self.death: BaseException | None = None
-        self.why = ""
+        self.why = self._killed_for = ""
         self.mesh: Any = None
         self._is_wanted = True
         most = creation.options.max_restarts or 0
@@ -135,12 +138,13 @@ class HubActor:
                     if not self._is_wanted or self._restarts_left == 0:
                         break
                     self._restarts_left -= 1
-                    self._ended = self._runtime.loop.create_future()
+                    self._ended, self._killed_for = self._runtime.loop.create_future(), ""
                     self._change("RESTARTING")
         except asyncio.CancelledError:
             cause = self._died_of(self.why or "the driver has ended")
         except BaseException as error:
             cause = self._as_death(error)
+            log.error("actor %s: %s", self.label, cause)  # whether or not anybody calls it
         finally:
             self.death = cause or self._died_of(self.why)
             self._change("DEAD")
@@ -218,7 +222,7 @@ class HubActor:
 
     def lost(self, failure: Failure) -> None:
         """Its process has ended, or its host is lost."""
-        self._end(str(failure.error))
+        self._end(self._killed_for or str(failure.error))
 
     def _end(self, why: str) -> None:
         if not self._ended.done():
@@ -230,7 +234,7 @@ class HubActor:
             self._is_wanted = False
         if self.is_dead:
             return
-        incarnation = self.incarnation
+        incarnation, self._killed_for = self.incarnation, why
         if self._procs is not None and self.state == "ALIVE":
             with contextlib.suppress(Error):
                 await self._procs.kill()

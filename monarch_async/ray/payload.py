@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async.mesh.ref import Ref
 from monarch_async.wire.object_layout import lay_out
-from monarch_async.wire.payload import Buffer, Encoded, dumps, loads_shared
+from monarch_async.wire.payload import Buffer, Encoded, dumps
 
 if TYPE_CHECKING:
     from monarch_async.mesh.domain import Domain
@@ -116,12 +116,15 @@ def held_by(keeper: object) -> Iterator[None]:
 
 
 def unpack(packed: bytes | Payload, keeper: object = None) -> object:
-    """Return the value, anew each time; its arrays are read-only, as all of Ray's are. ``keeper``: see `held_by`."""
+    """Return the value, anew each time; its arrays are read-only, as all of Ray's are. ``keeper``: see `held_by`.
+
+    Tensors know no such thing: they are copies, as the same bytes are given to whoever asks next.
+    """
     if type(packed) is bytes:
         return pickle.loads(packed)
     assert isinstance(packed, Payload)
     with held_by((keeper, packed)):
-        return loads_shared(packed.skeleton, [memoryview(buffer) for buffer in packed.buffers])
+        return pickle.loads(packed.skeleton, buffers=[memoryview(buffer).toreadonly() for buffer in packed.buffers])
 
 
 #: What most calls have, made fast.

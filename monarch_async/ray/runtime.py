@@ -197,6 +197,7 @@ class Runtime:
     def error_of(self, entry: Entry) -> BaseException:
         """Return what an entry failed with, as Ray's error; a new one each time."""
         assert entry.error is not None
+        entry.see()
         return as_ray_error(entry.error, entry.what, entry.actor)
 
     def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
