@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_async.ray.actor_stream import ActorStream
 from monarch_async.ray.arity import Arity
 from monarch_async.ray.calling import ActorCall, ActorClient
 from monarch_async.ray.entry import Entry
 from monarch_async.ray.exceptions import PendingCallsLimitExceeded
-from monarch_async.ray.generator import ObjectRefGenerator, follow_actor
+from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import MethodOptions
 from monarch_async.ray.payload import kept_arguments, pack_arguments
@@ -195,7 +196,11 @@ class ActorMethod:
         generator = ObjectRefGenerator(runtime, what, self._options.generator_backpressure)
         slots: list[Entry] = [ref._entry for ref in refs]
         client = self._line.client_in(runtime)
-        runtime.post(follow_actor, generator, client, method, packed, slots, self._line.life)
+        client.unanswered += 1
+        call = ActorStream(
+            generator, method, packed, slots, self._line.life, takes_turn=self._line.facts.keeps_order
+        )
+        runtime.post(client.submit, call)
         return generator
 
     def __repr__(self) -> str:

@@ -25,6 +25,9 @@ from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop
 from monarch_async.ray.task_error import RayTaskError
 from monarch_async.runtime.actor import Actor, endpoint
 
+#: Seconds in which a stream comes after what holds its turn; longer, and its caller is gone.
+_SOON = 10.0
+
 CalledMethod = tuple[str, str, int]  #: name, group, count of results
 
 
@@ -71,7 +74,7 @@ class ActorHost(Actor):
         )  # fmt: skip
         self._runtime.outside = self._context
         self._runtime.node_address = birth.node_address
-        self._turn = threading.Lock()
+        self._turns: dict[int, _Turn] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -88,8 +91,17 @@ class ActorHost(Actor):
     @endpoint
     def run(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         """A plain method, on the actor's thread."""
-        with self._turn:
-            return self._call(method, packed, values)
+        return self._call(method, packed, values)
+
+    @endpoint
+    def hold_turn(self, number: int) -> None:
+        """On the actor's thread: it is lent to the stream of this number, which is sent right after this."""
+        turn = self._turns.setdefault(number, _Turn())
+        self._runtime.post(turn.come.set)
+        while not turn.over.wait(_SOON):
+            if not turn.is_taken:
+                return
+        self._turns.pop(number, None)
 
     @endpoint
     async def run_threaded(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
@@ -116,10 +128,10 @@ class ActorHost(Actor):
 
     @endpoint
     async def run_stream(
-        self, method: CalledMethod, packed: Packed, values: Sequence[Packed]
+        self, method: CalledMethod, packed: Packed, values: Sequence[Packed], turn: int
     ) -> AsyncIterator[Packed]:
-        """A generator, or an async generator."""
-        limit: Any = self._limit_of(method[1]) if self._birth.is_async else _held(self._turn)
+        """A generator, or an async generator. ``turn``: see `hold_turn`; 0: so many at a time as its group allows."""
+        limit: Any = self._in_turn(turn) if turn else self._limit_of(method[1])
         async with limit:
             try:
                 filled = [await self._load_on_loop(value) for value in values] if values else ()
@@ -137,6 +149,16 @@ class ActorHost(Actor):
         """Return what the hub of a later driver is to know of it, and of what to make it anew; None: it was given
         objects, which are gone with the driver before."""
         return self._creation, None if self._has_objects else self._birth
+
+    @asynccontextmanager
+    async def _in_turn(self, number: int) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(number, _Turn())
+        turn.is_taken = True
+        try:
+            await turn.come.wait()
+            yield
+        finally:
+            turn.over.set()
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -229,16 +251,12 @@ def _terminate() -> None:
     raise ActorExit
 
 
-@asynccontextmanager
-async def _held(lock: threading.Lock) -> AsyncIterator[None]:
-    """Hold a lock of threads, in a coroutine."""
-    taking = asyncio.get_running_loop().run_in_executor(None, lock.acquire)
-    try:
-        await asyncio.shield(taking)
-    except asyncio.CancelledError:
-        taking.add_done_callback(lambda _: lock.release())
-        raise
-    try:
-        yield
-    finally:
-        lock.release()
+class _Turn:
+    """A stream's, among the calls on the actor's thread."""
+
+    __slots__ = ("come", "is_taken", "over")
+
+    def __init__(self) -> None:
+        """Neither the thread nor the stream has come."""
+        self.come, self.over = asyncio.Event(), threading.Event()
+        self.is_taken = False  #: the stream has come

@@ -83,6 +83,10 @@ class ActorCall:
         """What it is called in texts: ``Class.method``."""
         return self.entries[0].what if self.entries else self.method[0]
 
+    def open(self, mesh: Any, values: Sequence[Packed | None]) -> None:
+        """Send it, where it is of the style ``stream``. Raises what sending raises."""
+        raise NotImplementedError
+
     def take_reply(self, src: int, flags: int, rank: int, skeleton: Buffer, buffers: Sequence[Buffer]) -> bool:
         """It was answered."""
         assert self.client is not None and self.path is not None
@@ -148,7 +152,7 @@ class ActorClient:
         """Take a call."""
         call.client, call.number = self, next(self._order)
         for entry in call.entries:
-            entry.cancel = lambda by_force: self._cancel(call)
+            entry.cancel = lambda by_force: self.cancel(call)
         if self._death is not None:
             call.fail(self._death)
         elif self._path is not None and not self._queue and (not call.refs or call.is_ready):
@@ -188,9 +192,12 @@ class ActorClient:
         values = [entry.value for entry in call.refs] if call.refs else ()
         path, router = self._path, self.runtime.domain.router
         assert path is not None
+        call.path, call.incarnation = path, self._incarnation
         try:
+            if call.style == "stream":
+                call.open(self.mesh, values)
+                return
             encoded = _encoded(call, values)
-            call.path, call.incarnation = path, self._incarnation
             call.sent_as = router.register(call)
             self._under_way[call.sent_as] = call
             flags = WANTS_REPLY
@@ -204,7 +211,8 @@ class ActorClient:
             self._under_way.pop(call.sent_as, None)
             call.fail(error)
 
-    def _cancel(self, call: ActorCall) -> None:
+    def cancel(self, call: ActorCall) -> None:
+        """Nobody wants it any more."""
         call.is_cancelled = True
         if call in self._queue:
             self._queue.remove(call)
@@ -315,11 +323,6 @@ class ActorClient:
         self.mesh = mesh
         self._path = mesh.cast.paths[0]
         self._pump()
-
-    async def reach(self) -> ActorMesh:
-        """Return the actor, once it is up. Raises what `_ask_where` meets."""
-        mesh, self._incarnation = await self.runtime.hub("actors.find", self.actor)
-        return mesh
 
 
 def _encoded(call: ActorCall, values: Sequence[Packed | None]) -> Encoded:

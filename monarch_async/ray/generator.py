@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_async.ray.context import lending
@@ -15,10 +15,8 @@ from monarch_async.ray.exceptions import (
     cancelled,
 )
 from monarch_async.ray.object_ref import ObjectRef
-from monarch_async.ray.payload import Packed
 
 if TYPE_CHECKING:
-    from monarch_async.ray.calling import ActorClient
     from monarch_async.ray.runtime import Runtime
 
 
@@ -38,6 +36,7 @@ class ObjectRefGenerator:
         self._room = asyncio.Event()
         self._following: asyncio.Task[Any] | None = None
         self._is_cancelled = False
+        self.withdraw: Callable[[], object] | None = None  #: takes the call back where nothing is followed yet
         self._completed = runtime.new_entry(what)
 
     # -- filled on the loop ----------------------------------------------------------------------------------------
@@ -50,7 +49,9 @@ class ObjectRefGenerator:
         self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more come."""
+        """No more come. Twice is fine: the first counts."""
+        if self._has_ended:
+            return
         if error is not None:
             entry = self._runtime.new_entry(self._what)
             entry.fail(error)
@@ -114,6 +115,8 @@ class ObjectRefGenerator:
         self._is_cancelled = True
         if self._following is not None:
             self._following.cancel()
+        elif self.withdraw is not None:
+            self.withdraw()
 
     # -- read on any thread ----------------------------------------------------------------------------------------
 
@@ -187,35 +190,3 @@ class ObjectRefGenerator:
 
 DynamicObjectRefGenerator = ObjectRefGenerator
 EndOfStream = ObjectRefStreamEndOfStreamError
-
-
-def follow_actor(
-    generator: ObjectRefGenerator,
-    client: "ActorClient",
-    method: tuple[str, str, int],
-    packed: Packed,
-    slots: Sequence[Entry],
-    life: object,
-) -> None:
-    """Call a method that streams. On the loop."""
-    generator._runtime.start(_follow_actor(generator, client, method, packed, slots, life))
-
-
-async def _follow_actor(
-    generator: ObjectRefGenerator,
-    client: "ActorClient",
-    method: tuple[str, str, int],
-    packed: Packed,
-    slots: Sequence[Entry],
-    life: object,
-) -> None:
-    try:
-        for entry in slots:
-            await ObjectRef(entry)
-        mesh: Any = await client.reach()
-        source = mesh.run_stream.stream_one(method, packed, [entry.value for entry in slots])
-    except BaseException as error:
-        generator.end(error)
-        return
-    await generator.follow(source)
-    del life

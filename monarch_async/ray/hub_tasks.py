@@ -88,7 +88,13 @@ class HubTasks:
 
     def stream(self, generator: ObjectRefGenerator, submission: Submission, slots: Sequence[Entry]) -> None:
         """Run a task that streams, for this process."""
-        self._runtime.start(self._stream(generator, submission, slots))
+        task = self._runtime.start(self._stream(generator, submission, slots))
+
+        def withdraw() -> None:
+            task.cancel()
+            generator.end(cancelled(submission.name))
+
+        generator.withdraw = withdraw
 
     async def _stream(self, generator: ObjectRefGenerator, submission: Submission, slots: Sequence[Entry]) -> None:
         try:

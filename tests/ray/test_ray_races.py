@@ -320,3 +320,83 @@ def test_a_stream_is_cancelled_by_the_task_that_reads_it() -> None:
     assert ray.get(read.remote(), timeout=30) == 1
     tasks: Any = current().hub_access.tasks  # type: ignore[attr-defined]
     wait_until(lambda: not tasks._streams)
+
+
+@ray.remote
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def add(self, line: Any) -> None:
+        time.sleep(0.01)
+        self.lines.append(line)
+
+    def stream(self, name: str) -> Iterator[str]:
+        self.lines.append(f"{name} begins")
+        yield name
+        time.sleep(0.02)
+        self.lines.append(f"{name} ends")
+
+    def read(self) -> list[Any]:
+        return self.lines
+
+
+@ray.remote
+def slowly(value: int) -> int:
+    time.sleep(0.1)
+    return value
+
+
+def test_streams_have_their_turn_among_the_calls() -> None:
+    for _ in range(3):
+        log: Any = Log.remote()
+        for number in range(3):
+            log.add.remote(number)
+        first: Any = log.stream.remote("a")
+        log.add.remote(slowly.remote(3))
+        second: Any = log.stream.remote("b")
+        log.add.remote(4)
+        assert ray.get(log.read.remote(), timeout=10) == [0, 1, 2, "a begins", "a ends", 3, "b begins", "b ends", 4]
+        assert [ray.get(ref) for generator in (first, second) for ref in generator] == ["a", "b"]
+
+
+def test_a_stream_that_waits_behind_others_can_be_cancelled() -> None:
+    log: Any = Log.remote()
+    ray.get(log.read.remote())
+    never: Any = ray.ObjectRef(current().new_entry("what never comes"))
+    behind: Any = log.stream.remote(never)
+    last = log.read.remote()
+    ray.cancel(behind)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(next(behind))
+    assert ray.get(last, timeout=10) == []
+
+
+def test_a_stream_of_a_task_can_be_cancelled_before_its_arguments_are_there() -> None:
+    @ray.remote
+    def numbers(count: int) -> Iterator[int]:
+        yield from range(count)
+
+    never: Any = ray.ObjectRef(current().new_entry("what never comes"))
+    for is_soon in (True, False):
+        generator: Any = numbers.remote(never)
+        if not is_soon:
+            on_loop(lambda: None)
+        ray.cancel(generator)
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            ray.get(generator._next_sync(10))
+
+
+def test_threaded_actors_stream_to_several_at_a_time() -> None:
+    @ray.remote(max_concurrency=2)
+    class Meeting:
+        def __init__(self) -> None:
+            self.both = threading.Barrier(2)
+
+        def meet(self) -> Iterator[int]:
+            self.both.wait(10)
+            yield 1
+
+    meeting: Any = Meeting.remote()
+    generators: list[Any] = [meeting.meet.remote() for _ in range(2)]
+    assert [ray.get(next(generator)) for generator in generators] == [1, 1]
