@@ -16,6 +16,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from monarch_async.errors import Lost
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.departure import end_process, run_exit_handlers
 from monarch_async.ray.entry import load_here, load_stored, refs_of
@@ -242,7 +243,10 @@ class ActorHost(Actor):
             await asyncio.to_thread(end_process, exit)
         await asyncio.to_thread(run_exit_handlers)
         name = "exit_actor" if isinstance(exit, ActorExit) else "sys.exit"
-        await self._runtime.hub("actors.exited", self._birth.actor, f"{name}() was called")
+        try:
+            await self._runtime.hub("actors.exited", self._birth.actor, f"{name}() was called")
+        except Lost:  # it is detached, and has no driver that would end it
+            await asyncio.to_thread(end_process, SystemExit())
         await self._runtime.loop.create_future()
         raise AssertionError("it has ended")
 

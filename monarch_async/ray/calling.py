@@ -300,7 +300,8 @@ class ActorClient:
         return ActorDiedError(str(why or error), self.actor)
 
     def _die(self, death: BaseException) -> None:
-        self._death = death
+        if not isinstance(death, Lost):  # else the hub is lost: where this process outlives it, another one comes
+            self._death = death
         queue, self._queue = self._queue, deque()
         for call in queue:
             call.fail(death)

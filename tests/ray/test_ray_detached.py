@@ -204,6 +204,43 @@ def test_it_asks_the_driver_that_has_adopted_it(agent: str) -> None:
         assert second.do(f"[ray.kill(other) for other in [*ray.get({others}), get('a')]]") == "[None, None, None]"
 
 
+def test_what_it_asks_for_while_it_has_no_driver_fails_then_and_is_had_later(agent: str, tmp_path: Path) -> None:
+    with driver(agent) as first:
+        assert first.do("ray.get(counter('b').add.remote(1)) and counter('a').hold.remote(get('b'))") == "None"
+        asked = "self.others[0].add.remote(1)", "double.remote(1)"
+        assert first.do(f"get('a').ask_when_told.remote({str(tmp_path)!r}, *{asked})") == "None"
+    assert said_now(tmp_path) == "ActorDiedError OwnerDiedError"
+    with driver(agent) as second:
+        assert second.do("get('a').add_to_other.remote(1)") == "2"
+        assert second.do("get('a').by_task.remote(2)") == "4"
+        assert second.do("[ray.kill(get(name)) for name in 'ab']") == "[None, None]"
+
+
+def said_now(folder: Path) -> str:
+    """Tell an actor to do what it was asked; return what came of it."""
+    (folder / "go").touch()
+    until = time.monotonic() + 20
+    while not (folder / "said").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return (folder / "said").read_text()
+
+
+def test_one_that_leaves_by_itself_while_it_has_no_driver_has_ended(agent: str, tmp_path: Path) -> None:
+    with driver(agent) as first:
+        pid = first.do("counter('b').pid.remote()")
+        assert first.do("counter('a').hold.remote(get('b'))") == "None"
+        assert first.do("get('a').add_to_other.remote(1)") == "1"
+        asked = "self.others[0].add.remote(1)", "self.others[0].leave.remote()"
+        assert first.do(f"get('a').ask_when_told.remote({str(tmp_path)!r}, *{asked})") == "None"
+    assert said_now(tmp_path) == "2 ActorDiedError"
+    wait_gone(pid)
+    with driver(agent) as second:
+        assert second.do("ray.util.list_named_actors()") == "['a']"
+        assert second.do("get('b')").startswith("ValueError: no actor named 'b'")
+        assert second.do("ray.kill(get('a'))") == "None"
+
+
 def test_a_later_driver_makes_it_anew_where_it_was_given_no_objects(agent: str) -> None:
     with driver(agent) as first:
         assert first.do("counter('a', Plain, 10, max_restarts=1, max_task_retries=1).add.remote(1)") == "11"
