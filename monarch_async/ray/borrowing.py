@@ -37,7 +37,7 @@ class Borrowing:
         self._own: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         # plain references, whose callbacks come when nobody can have the object any more; `__del__` comes before that
         self._borrowed: dict[tuple[int, int], weakref.ref[Borrowed]] = {}
-        self._lock = threading.RLock()  # of `_borrowed`; a collection while it is held may only post
+        self._lock = threading.RLock()  # of all of these; a collection while it is held may only post
         self._lent: dict[int, tuple[Entry, set[int]]] = {}
         self._expected: dict[int, Entry] = {}  # at the hub: others refer to them already
         operations = runtime.domain.operations
@@ -64,16 +64,22 @@ class Borrowing:
         Who submits a task gives its results' references away at once, and they may come here before that does.
         """
         entry = self._own.get(number)
-        if entry is None and self._runtime.is_driver:
-            entry = self._own[number] = self._expected[number] = Entry(self._runtime, number, "an object")
+        if entry is not None or not self._runtime.is_driver:
+            return entry
+        expected = Entry(self._runtime, number, "an object")
+        with self._lock:  # it may be claimed just now
+            entry = self._own.setdefault(number, expected)
+            if entry is expected:
+                self._expected[number] = entry
+        if entry is expected:
             self._runtime.post(self._runtime.loop.call_later, _EXPECTED_FOR, self._give_up, number)
         return entry
 
     def claim(self, number: int, what: str, borrower: int) -> Entry:
         """Return the object of this number, which another process has submitted or put, and refers to."""
-        entry = self._expected.pop(number, None) or self._own.get(number)
-        if entry is None:
-            entry = Entry(self._runtime, number, what)
+        claimed = Entry(self._runtime, number, what)
+        with self._lock:
+            entry = self._expected.pop(number, None) or self._own.setdefault(number, claimed)
         entry.what = what
         self.lend(entry, borrower)
         return entry

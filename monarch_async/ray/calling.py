@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async.errors import ActorDied, Lost
 from monarch_async.mesh.actor_mesh import ActorMesh
-from monarch_async.ray.entry import Entry
+from monarch_async.ray.entry import OVER, Entry
 from monarch_async.ray.exceptions import ActorDiedError, ActorUnavailableError, cancelled
 from monarch_async.ray.payload import Packed
 from monarch_async.runtime.call import load_outcome
@@ -273,7 +273,7 @@ class ActorClient:
         if is_dead:
             for call, error in sorted(lost, key=lambda pair: pair[0].number):
                 call.fail(self._died(why, error))
-            self._die(self._died(why, None))
+            self.die(self._died(why, None))
         else:
             self._over = self._incarnation
             self._send_again(lost)
@@ -299,7 +299,8 @@ class ActorClient:
             return why
         return ActorDiedError(str(why or error), self.actor)
 
-    def _die(self, death: BaseException) -> None:
+    def die(self, death: BaseException) -> None:
+        """There is no such actor any more."""
         if not isinstance(death, Lost):  # else the hub is lost: where this process outlives it, another one comes
             self._death = death
         queue, self._queue = self._queue, deque()
@@ -318,7 +319,7 @@ class ActorClient:
             mesh, self._incarnation = await self.runtime.hub("actors.find", self.actor)
         except BaseException as error:
             self._is_asking = False
-            self._die(error)
+            self.die(error)
             return
         self._is_asking = False
         self.mesh = mesh
@@ -341,6 +342,12 @@ class Calling:
         self._runtime = runtime
         self._clients: weakref.WeakValueDictionary[str, ActorClient] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()  # a collection while it is held may run code that calls actors
+
+    def close(self) -> None:
+        """The session ends: what waits here is told. On the loop."""
+        for known in self._clients.valuerefs():
+            if (client := known()) is not None:
+                client.die(ActorDiedError(OVER, client.actor))
 
     def client(self, actor: str, keeps_order: bool) -> ActorClient:
         """Return the client of an actor: it is kept by handles, and by calls that are not answered. On any thread."""

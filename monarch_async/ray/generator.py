@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_async.ray.context import lending
-from monarch_async.ray.entry import Entry
+from monarch_async.ray.entry import OVER, Entry
 from monarch_async.ray.exceptions import (
     GetTimeoutError,
     ObjectRefStreamEndOfStreamError,
+    OwnerDiedError,
     RayTaskError,
     cancelled,
 )
@@ -127,7 +128,7 @@ class ObjectRefGenerator:
         return self._next_sync(None)
 
     def _next_sync(self, timeout_s: float | None = None) -> ObjectRef[Any]:
-        if not self._items and not self._has_ended:
+        if not self._items and not self._is_at_end():
             self._runtime.check_may_wait("next() of a stream", "async for ref in generator")
             with lending(), self._changed:
                 if not self._changed.wait_for(lambda: self._items or self._has_ended, timeout_s):
@@ -165,11 +166,19 @@ class ObjectRefGenerator:
 
     def when_done(self, callback: Callable[[], object]) -> bool:
         """See `runtime.Waitable`."""
+        if self._items or self._is_at_end():
+            return False
         with self._changed:
             if self._items or self._has_ended:
                 return False
             self._callbacks.append(callback)
             return True
+
+    def _is_at_end(self) -> bool:
+        """Whether no more come; where the session is over none does."""
+        if not self._has_ended and self._runtime.is_over:
+            self.end(OwnerDiedError(why=OVER))
+        return self._has_ended
 
     def forget(self, callback: Callable[[], object]) -> None:
         """See `runtime.Waitable`."""

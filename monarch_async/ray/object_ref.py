@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from monarch_async.mesh.domain import find_domain
 from monarch_async.mesh.ref_tickets import LEASE, RefTicket
 from monarch_async.ray.entry import Entry, load_on_loop
+from monarch_async.ray.entry import load as load_here
 from monarch_async.ray.payload import holder, inside
 from monarch_async.wire.ticket import collector
 
@@ -53,8 +54,17 @@ class ObjectRef(Generic[T]):
                 future.set_result(value)
 
         def done() -> None:
-            if future.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():
+                return
+            if not entry.runtime.is_over:
                 entry.runtime.post(entry.runtime.start, load())
+                return
+            try:  # there is no loop any more
+                value = load_here(entry)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
 
         if not entry.when_done(done):
             done()

@@ -176,6 +176,7 @@ class Runtime:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self.calling.close()
         for entry in list(self.awaited):
             if not entry.is_done:
                 entry.fail(OwnerDiedError(f"{entry.number:x}", why=OVER))

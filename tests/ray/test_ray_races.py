@@ -178,6 +178,24 @@ def test_references_inside_of_a_large_argument_are_kept_until_the_worker_borrows
         assert ray.get(is_kept.remote(ray.put([np.zeros(1 << 20), box[0]])))
 
 
+def test_what_is_claimed_while_a_thread_looks_for_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's own task may be submitted just as its reference comes."""
+    borrowing = current().borrowing
+    claimed: list[Any] = []
+    real = borrowing_module.Entry
+
+    def slow(*args: Any) -> Any:
+        monkeypatch.setattr(borrowing_module, "Entry", real)
+        claimed.append(on_loop(lambda: borrowing.claim(78, "a task", 1 << 40)))
+        return real(*args)
+
+    monkeypatch.setattr(borrowing_module, "Entry", slow)
+    found = borrowing.find(78)
+    assert found is claimed[0]
+    assert borrowing.find(78) is found
+    borrowing._lent.pop(78)
+
+
 def test_an_answer_that_is_about_to_be_unpickled_is_waited_for() -> None:
     """Answers to requests are unpickled a turn of the loop after they have come: the question may come in between."""
     runtime = current()

@@ -86,3 +86,48 @@ def test_threads_that_begin_at_a_time_begin_one_session(monkeypatch: pytest.Monk
     for thread in threads:
         thread.join()
     assert len(begun) == 1 and len(set(map(id, found))) == 1
+
+
+def test_calls_and_streams_that_wait_are_told_when_the_session_ends() -> None:
+    @ray.remote
+    class Counter:
+        def count(self, value: int) -> int:
+            return value
+
+        def stream(self, value: int) -> Iterator[int]:
+            yield value
+
+    ray.init(num_cpus=1)
+    counter: Any = Counter.remote()
+    ray.get(counter.count.remote(1))
+    never: Any = ray.ObjectRef(current().new_entry("what never comes"))
+    call, stream, later = counter.count.remote(never), counter.stream.remote(never), counter.stream.remote(never)
+    raised: list[BaseException] = []
+
+    def get(get: Callable[[], Any]) -> None:
+        try:
+            get()
+        except BaseException as error:
+            raised.append(error)
+
+    waits = [
+        threading.Thread(target=get, args=(what,), daemon=True)
+        for what in (lambda: ray.get(call), lambda: ray.get(next(stream)))
+    ]
+    for thread in waits:
+        thread.start()
+    ray.shutdown()
+    for thread in waits:
+        thread.join(10)
+    assert len(raised) == 2 and all(isinstance(error, ray.exceptions.RayError) for error in raised)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(later._next_sync(10))
+    with pytest.raises(ray.exceptions.RayError):
+        call.future().result(10)
+
+
+def test_what_is_there_stays_when_the_session_ends() -> None:
+    ray.init(num_cpus=1)
+    there: Any = ray.put([1])
+    ray.shutdown()
+    assert there.future().result(10) == [1]
