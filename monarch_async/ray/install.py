@@ -3,9 +3,11 @@
 ``ray`` in `sys.modules` is the module `monarch_async.ray` itself, and each ``ray.x`` the one called
 ``monarch_async.ray.x``: classes pickle by that name, and are the same ones however they were imported. Submodules are
 imported when they are asked for, by a finder before all others: a real Ray that is installed too is not mixed in.
+Processes that multiprocessing spawns have it as well.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -17,6 +19,9 @@ from monarch_async.ray.missing import missing_module
 
 _OWN = "monarch_async.ray"
 _TAKEN = "ray"
+
+#: Has a ``ray.py`` for processes that get this `sys.path` and not our finder: those that multiprocessing spawns.
+_IN_PLACE = os.path.join(os.path.dirname(__file__), "in_place")
 
 _sync_on_loop = False
 
@@ -80,6 +85,7 @@ def install(sync_on_loop: bool = False) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
         sys.meta_path.append(_last)
+        sys.path.insert(1, _IN_PLACE)
 
 
 def uninstall() -> None:
@@ -90,6 +96,8 @@ def uninstall() -> None:
     _sync_on_loop = False
     sys.meta_path.remove(_finder)
     sys.meta_path.remove(_last)
+    if _IN_PLACE in sys.path:
+        sys.path.remove(_IN_PLACE)
     for name in [name for name in sys.modules if name == _TAKEN or name.startswith(f"{_TAKEN}.")]:
         del sys.modules[name]
 

@@ -84,5 +84,5 @@ def missing_module(name: str) -> MissingModule:
 def _text(name: str) -> str:
     way = native_way(name)
     name = name if name.startswith("ray.") else f"ray.{name}"
-    text = f"{name} is not offered by monarch_async.ray"
-    return f"{text}; the native way (import monarch_async as ma): {way}" if way else f"{text}; see its docstring"
+    told = f"the native way (import monarch_async as ma): {way}" if way else "help('monarch_async.ray') says what is"
+    return f"{name} is not offered by monarch_async.ray; {told}"

@@ -2,8 +2,11 @@
 
 import gc
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +169,47 @@ def test_a_dead_actor_is_told_with_its_name_and_how_it_ended(is_up: bool) -> Non
     ray.kill(actor)
     with pytest.raises(ActorDiedError, match=r"^actor victim is dead: ray\.kill has ended it\n"):
         ray.get(actor.add.remote())
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+_SPAWNED = """
+import ray
+from ray.util.queue import Queue
+
+def names(tell):
+    import ray.util.placement_group
+    tell.put((ray.__name__, Queue.__module__, ray.util.placement_group.__name__))
+"""
+
+_SPAWNING = """
+import multiprocessing, ray, spawned
+
+@ray.remote
+def spawn():
+    context = multiprocessing.get_context("spawn")
+    tell = context.Queue()
+    child = context.Process(target=spawned.names, args=(tell,))
+    child.start()
+    told = tell.get(timeout=20)
+    child.join()
+    return told, child.exitcode
+
+if __name__ == "__main__":
+    ray.init(num_cpus=1)
+    print(spawn._function(), ray.get(spawn.remote()))
+"""
+
+
+def test_processes_that_multiprocessing_spawns_have_the_facade_too(tmp_path: Path) -> None:
+    """As engines of inference and data loaders do, in the driver or in workers."""
+    program = tmp_path / "spawning.py"
+    program.write_text(_SPAWNING)
+    (tmp_path / "spawned.py").write_text(_SPAWNED)
+    command = [sys.executable, "-m", "monarch_async.ray", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    expected = ("monarch_async.ray", "monarch_async.ray.util.queue", "placement_group"), 0
+    assert done.stdout.strip() == f"{expected} {expected}", done.stderr
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
