@@ -77,6 +77,7 @@ class HubActor:
         self._ended: asyncio.Future[str] = self._runtime.loop.create_future()
         self._changed = asyncio.Event()
         if adopted is not None:
+            self.incarnation = adopted.incarnation - 1
             self._come_up(adopted.procs, adopted.mesh)
         self._watch = weakref.ref(life, lambda _: self._runtime.post(self._out_of_scope))
         self.task = self._runtime.loop.create_task(self._live(), context=Context())
@@ -181,7 +182,7 @@ class HubActor:
         creation = self.creation
         where = self._hub.node_address(procs.addresses[0])
         birth = replace(creation.birth, is_restarted=self.incarnation > 0, node_address=where)
-        told = told_of(creation) if _is_lasting(procs) else None
+        told = told_of(creation, self.incarnation + 1) if _is_lasting(procs) else None
         mesh: Any = procs.spawn(self.label, ActorHost, birth, self._values(), told)
         await self._up_or_ended(mesh)
         if not self._ended.done():

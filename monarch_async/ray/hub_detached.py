@@ -41,10 +41,11 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An actor that is there already: its process, and what is called in it."""
+    """An actor that is there already: its process, what is called in it, and how often it was made."""
 
     procs: ProcMesh
     mesh: Any
+    incarnation: int
 
 
 def lease_of(creation: "Creation") -> str | None:
@@ -55,9 +56,13 @@ def lease_of(creation: "Creation") -> str | None:
     return name_lease(creation.namespace, options.name) if options.name else f"{_PREFIX}{_NAMELESS}/{creation.actor}"
 
 
-def told_of(creation: "Creation") -> Packed:
-    """Return what its process keeps of a detached actor's creation; what it is made of is there anyway."""
-    return pack(replace(creation, birth=replace(creation.birth, cls=b"", arguments=b"")), "options of an actor")
+def told_of(creation: "Creation", incarnation: int) -> Packed:
+    """Return what the process of a detached actor keeps of its creation; what it is made of is there anyway.
+
+    ``incarnation``: who has called it before goes on counting.
+    """
+    told = replace(creation, birth=replace(creation.birth, cls=b"", arguments=b""))
+    return pack((told, incarnation), "options of an actor")
 
 
 def name_lease(namespace: str, name: str) -> str:
@@ -140,7 +145,8 @@ class DetachedActors:
         try:
             mesh: Any = next(iter(lease.actors.values()))
             told, birth = await mesh.describe.call_one()
-            creation: Any = unpack(told)
+            creation: Creation
+            creation, incarnation = unpack(told)  # type: ignore[misc]
         except Exception as error:
             why = failures[0].error if failures else error
             log.warning("detached actor %s has died while it had no driver: %s", name.removeprefix(_PREFIX), why)
@@ -152,7 +158,7 @@ class DetachedActors:
         else:
             creation = replace(creation, options=replace(creation.options, max_restarts=0))
         life = Entry(self._hub.runtime, creation.life, "an actor")
-        actor = self._actors.create(creation, (), life, Adopted(lease.procs, mesh))
+        actor = self._actors.create(creation, (), life, Adopted(lease.procs, mesh, incarnation))
         guardian.lost = actor.lost
         for failure in failures:
             actor.lost(failure)

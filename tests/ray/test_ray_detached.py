@@ -216,6 +216,31 @@ def test_what_it_asks_for_while_it_has_no_driver_fails_then_and_is_had_later(age
         assert second.do("[ray.kill(get(name)) for name in 'ab']") == "[None, None]"
 
 
+def test_who_has_called_it_before_it_was_made_anew_and_adopted_goes_on(agent: str) -> None:
+    again = "ray.wait([get('a').add_to_other.remote(1)]) and get('a').add_to_other.remote(1)"  # the first may be lost
+    with driver(agent) as first:
+        pid = first.do("counter('b', max_restarts=-1).pid.remote()")
+        assert first.do("counter('a').hold.remote(get('b'))") == "None"
+        assert first.do("get('a').add_to_other.remote(1)") == "1"
+        assert first.do(f"os.kill({pid}, 9)") == "None"
+        assert first.do("ray.wait([get('b').add.remote(1)]) and get('b').add.remote(1)") in ("1", "2")
+        assert first.do("ray.kill(get('b'), no_restart=False)") == "None"
+        assert first.do(again) in ("1", "2")
+    with driver(agent) as second:
+        assert second.do("get('a').add_to_other.remote(1)") in ("2", "3")
+        pid = second.do("get('b').pid.remote()")
+        assert second.do("get('b').is_restarted.remote()") == "True"
+        assert second.do(f"os.kill({pid}, 9)") == "None"
+        wait_gone(pid)
+        assert second.do(again) in (
+            "1",
+            "2",
+        )
+        assert second.do("ray.kill(get('b'))") == "None"
+        assert "ActorDiedError" in second.do("get('a').add_to_other.remote(1)")
+        assert second.do("ray.kill(get('a'))") == "None"
+
+
 def said_now(folder: Path) -> str:
     """Tell an actor to do what it was asked; return what came of it."""
     (folder / "go").touch()
