@@ -193,7 +193,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     """Cancel the call that an object is to be the result of; getting it raises TaskCancelledError then.
 
     A task that waits is dropped; a running one is ended with its worker; a coroutine of an actor is cancelled, a plain
-    method goes on. ``recursive``: what a cancelled task has started is cancelled with it where nobody else waits.
+    method goes on. ``recursive``: what a cancelled task has started is cancelled with it.
     """
     runtime = current()
     if isinstance(ref, ObjectRefGenerator):
@@ -203,7 +203,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}")
     if force and ref._entry.actor:
         raise ValueError("force=True is for tasks: ray.kill(actor) ends an actor")
-    runtime.post(runtime.borrowing.cancel, ref._entry, force)
+    runtime.post(runtime.borrowing.cancel, ref._entry, force, recursive)
 
 
 # -- actors ------------------------------------------------------------------------------------------------------------

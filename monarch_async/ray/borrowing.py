@@ -3,7 +3,7 @@
 ray_borrow [number]     answered with whether there is such an object; who asks is a borrower until it gives it back
 ray_drop [number]       not answered
 ray_value [number]      answered when the object is there, or failed
-ray_cancel [number, by force], ray_free [number]     not answered
+ray_cancel [number, by force, recursive], ray_free [number]     not answered
 """
 
 import contextlib
@@ -113,10 +113,10 @@ class Borrowing:
         with contextlib.suppress(Error):  # who asked has gone
             self._runtime.domain.answer(src, call, said_of(entry, src, call))
 
-    def _take_cancel(self, src: int, call: int, number: int, by_force: bool) -> None:
+    def _take_cancel(self, src: int, call: int, number: int, by_force: bool, is_recursive: bool) -> None:
         entry = self._own.get(number)
         if entry is not None and entry.cancel is not None:
-            entry.cancel(by_force)
+            entry.cancel(by_force, is_recursive)
 
     def _take_free(self, src: int, call: int, number: int) -> None:
         entry = self._own.get(number)
@@ -128,11 +128,11 @@ class Borrowing:
         self._runtime.post(self.tell, entry, "ray_free")
         entry.free(ObjectFreedError(f"{entry.number:x}", why="it was freed by ray.internal.free"))
 
-    def cancel(self, entry: Entry, by_force: bool) -> None:
+    def cancel(self, entry: Entry, by_force: bool, is_recursive: bool) -> None:
         """Cancel what an object is to be the result of."""
-        self.tell(entry, "ray_cancel", by_force)
+        self.tell(entry, "ray_cancel", by_force, is_recursive)
         if entry.cancel is not None:
-            entry.cancel(by_force)
+            entry.cancel(by_force, is_recursive)
 
     def tell(self, entry: Entry, operation: str, *args: object) -> None:
         """Tell the owner of an object something about it, where that is another process."""

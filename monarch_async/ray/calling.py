@@ -152,7 +152,7 @@ class ActorClient:
         """Take a call."""
         call.client, call.number = self, next(self._order)
         for entry in call.entries:
-            entry.cancel = lambda by_force: self.cancel(call)
+            entry.cancel = lambda by_force, is_recursive: self.cancel(call)
         if self._death is not None:
             call.fail(self._death)
         elif self._path is not None and not self._queue and (not call.refs or call.is_ready):

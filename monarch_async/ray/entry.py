@@ -87,7 +87,7 @@ class Entry:
         self.value: Packed | None = None
         self.error: BaseException | None = None
         self.actor = ""  #: the id of the actor whose call it is the result of
-        self.cancel: Callable[[bool], None] | None = None  #: with whether by force
+        self.cancel: Callable[[bool, bool], None] | None = None  #: with whether by force, and recursively
         self._callbacks: list[Callable[[], object]] | None = []
         self._unseen: Unseen | None = None
 

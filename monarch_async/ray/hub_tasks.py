@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from monarch_async.ray.hub import Hub
 
 _FOR_EVER = 1 << 30
+NO_TASK = -1
 _MOST_EVENTS = 100_000
 
 
@@ -38,7 +39,12 @@ class Submission(NamedTuple):
     name: str
     namespace: str
     runtime_env: Mapping[str, Any] | None
-    is_nested: bool
+    parent: int  #: the number of the first result of the task that submits it (0: it has none), or `NO_TASK`
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a task submits it, which may wait for it."""
+        return self.parent != NO_TASK
 
 
 def native_function(body: TaskBody) -> TaskFunction:
@@ -57,6 +63,7 @@ class HubTasks:
         self._numbers = itertools.count(1)
         self._functions: dict[bytes, TaskFunction] = {}
         self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions, bytes]] = {}
+        self.children: dict[int, set[_Run]] = {}  #: what tasks have submitted and has not ended, by `Submission.parent`
         self._streams: dict[int, tuple[int, ObjectRefGenerator]] = {}  # with the process that reads it
         self.events: deque[tuple[str, float, float]] = deque(maxlen=_MOST_EVENTS)  #: name, submitted, ended
         hub.operations["tasks.learn"] = self._learn
@@ -145,6 +152,8 @@ class HubTasks:
         run = _Run(self, submission, slots, entries)
         for entry in entries:
             entry.cancel = run.cancel
+        if submission.parent > 0:
+            self.children.setdefault(submission.parent, set()).add(run)
         if pending:
             run.wait(pending)
         else:
@@ -274,13 +283,24 @@ class _Run:
         env = dict(submission.runtime_env) if submission.runtime_env else None
         return TaskHead(submission.name, resources, submission.namespace, group, captures, env).pack()
 
-    def cancel(self, by_force: bool) -> None:
-        """Nobody wants it any more."""
+    def cancel(self, by_force: bool, is_recursive: bool) -> None:
+        """Nobody wants it any more; nor, where that is said, what it has submitted."""
         self._is_cancelled = True
+        submitted = self._tasks.children.get(self._entries[0].number, ()) if is_recursive and self._entries else ()
         if self._future is not None:
             self._future.cancel()
         else:
             self._fail(cancelled(self._submission.name))
+
+        for child in list(submitted):  # after it: so it does not see them fail
+            child.cancel(by_force, is_recursive)
+
+    def _end(self) -> None:
+        siblings = self._tasks.children.get(self._submission.parent)
+        if siblings is not None:
+            siblings.discard(self)
+            if not siblings:
+                del self._tasks.children[self._submission.parent]
 
     def _done(self, future: TaskFuture[Any]) -> None:
         self._tasks.events.append((self._submission.name, self._started, time.time()))
@@ -293,12 +313,15 @@ class _Run:
             else:
                 self._fail(error)
         elif len(self._entries) == 1:
+            self._end()
             self._entries[0].arrive(future.result())
         else:
+            self._end()
             for entry, value in zip(self._entries, future.result(), strict=True):
                 entry.arrive(value)
 
     def _fail(self, error: BaseException) -> None:
+        self._end()
         for entry in self._entries:
             if not entry.is_done:
                 entry.fail(error)

@@ -11,7 +11,7 @@ from monarch_async.ray.amounts import of_task
 from monarch_async.ray.arity import arity_of
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.generator import ObjectRefGenerator
-from monarch_async.ray.hub_tasks import Submission, native_function
+from monarch_async.ray.hub_tasks import NO_TASK, Submission, native_function
 from monarch_async.ray.object_ref import ObjectRef, is_ref
 from monarch_async.ray.options import TaskOptions, check_task_options
 from monarch_async.ray.payload import Payload, kept_arguments, own, pack, pack_arguments
@@ -74,7 +74,7 @@ class RemoteFunction:
         submission = Submission(
             self._key(runtime, is_stream), options, kept_arguments(runtime, packed), name,
             context.namespace or runtime.namespace, env,
-            context.lend is not None,
+            int(context.task_id, 16) if context.lend is not None else NO_TASK,
         )  # fmt: skip
         if is_stream:
             generator = ObjectRefGenerator(runtime, name, options.generator_backpressure)

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import gc
+import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -418,3 +420,35 @@ def test_threaded_actors_stream_to_several_at_a_time() -> None:
     meeting: Any = Meeting.remote()
     generators: list[Any] = [meeting.meet.remote() for _ in range(2)]
     assert [ray.get(next(generator)) for generator in generators] == [1, 1]
+
+
+@ray.remote
+def sleep_as(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+@ray.remote
+def wait_for_child(path: str) -> None:
+    ray.get(sleep_as.remote(path))
+
+
+@pytest.mark.parametrize("is_recursive", [True, False])
+def test_what_a_cancelled_task_has_submitted_is_cancelled_with_it_unless_told_otherwise(
+    is_recursive: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    ref: Any = wait_for_child.remote(str(path))
+    wait_until(lambda: path.exists() and bool(path.read_text()))
+    child = Path(f"/proc/{path.read_text()}")
+    tasks: Any = current().hub_access.tasks  # type: ignore[attr-defined]
+    (run,) = next(iter(tasks.children.values()))
+    ray.cancel(ref, recursive=is_recursive)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(ref, timeout=10)
+    if not is_recursive:
+        on_loop(lambda: None)
+        assert child.exists() and len(tasks.children) == 1
+        on_loop(lambda: run.cancel(True, True))
+    wait_until(lambda: not child.exists())
+    wait_until(lambda: not tasks.children)
