@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,17 @@ def test_a_dead_actor_is_told_with_its_name_and_how_it_ended(is_up: bool) -> Non
     ray.kill(actor)
     with pytest.raises(ActorDiedError, match=r"^actor victim is dead: ray\.kill has ended it\n"):
         ray.get(actor.add.remote())
+
+
+def test_what_keeps_something_from_being_sent_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ray.util.inspect_serializability({"a": [1]}, "config") == (True, set())
+    can, (failure,) = ray.util.inspect_serializability({"a": [gc, threading.Lock()]}, "config")
+    assert not can and "config['a'][1]" in failure.name
+    assert "config can be pickled" in (said := capsys.readouterr().out) and "config['a'][1]" in said
+
+
+def test_what_is_logged_in_every_iteration_is_logged_once() -> None:
+    assert [ray.util.log_once("here") for _ in range(3)] == [True, False, False]
 
 
 # -- processes -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ Reading order
 - ``node_address.py``                where a host is reached
 - ``collective``                     collective operations
 - ``state.py``                       what runs: another name of `experimental.state.api`
+- ``check_serialize.py``, ``debug.py``  why something cannot be sent; logging once
 """
 
 import importlib
@@ -23,6 +24,8 @@ import importlib
 from monarch_async.ray import runtime
 from monarch_async.ray.missing import missing
 from monarch_async.ray.util.actor_pool import ActorPool
+from monarch_async.ray.util.check_serialize import inspect_serializability
+from monarch_async.ray.util.debug import log_once
 from monarch_async.ray.util.node_address import get_node_ip_address
 from monarch_async.ray.util.placement_group import (
     PlacementGroup,
@@ -39,13 +42,15 @@ __all__ = [
     "get_current_placement_group",
     "get_node_ip_address",
     "get_placement_group",
+    "inspect_serializability",
     "list_named_actors",
+    "log_once",
     "placement_group",
     "placement_group_table",
     "remove_placement_group",
 ]
 
-_MODULES = frozenset({"collective", "metrics", "queue", "scheduling_strategies", "state"})
+_MODULES = frozenset({"check_serialize", "collective", "debug", "metrics", "queue", "scheduling_strategies", "state"})
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
