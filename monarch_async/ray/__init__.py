@@ -14,7 +14,7 @@ Chapters:
 - ``api``                             `remote`, `get`, `put`, `wait`, `cancel`, `kill`, `get_actor`
 - ``remote_function``, ``task_body``, ``compute_threads``  functions as tasks: where they are called, and in the worker
 - ``actor_class``, ``actor_handle``, ``actor_host``, ``actor``, ``arity``  classes, handles, what holds the object
-- ``calling``                         calls of actors: order, retries, restarts
+- ``calling``, ``actor_stream``       calls of actors: order, retries, restarts
 - ``departure``                       how a process ends where its code says so
 - ``generator``                       streams
 - ``object_ref``, ``entry``, ``borrowing``, ``payload``  objects: references, values, who owns and who borrows them

@@ -148,7 +148,8 @@ class ObjectRefGenerator:
             self._waiters.append(waiter)
             if self._items or self._has_ended:
                 continue
-            await waiter
+            with lending():
+                await waiter
         return self._take()
 
     def completed(self) -> ObjectRef[Any]:

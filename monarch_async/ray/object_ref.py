@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch_async.mesh.domain import find_domain
 from monarch_async.mesh.ref_tickets import LEASE, RefTicket
+from monarch_async.ray.context import lending
 from monarch_async.ray.entry import Entry, load_on_loop
 from monarch_async.ray.entry import load as load_here
 from monarch_async.ray.payload import holder, inside
@@ -85,7 +86,8 @@ class ObjectRef(Generic[T]):
             done = asyncio.Event()
             if entry.when_done(done.set):
                 try:
-                    await done.wait()
+                    with lending():
+                        await done.wait()
                 finally:
                     entry.forget(done.set)
         return await load_on_loop(entry)

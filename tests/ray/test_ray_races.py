@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +452,23 @@ def test_what_a_cancelled_task_has_submitted_is_cancelled_with_it_unless_told_ot
         on_loop(lambda: run.cancel(True, True))
     wait_until(lambda: not child.exists())
     wait_until(lambda: not tasks.children)
+
+
+def test_a_task_that_awaits_others_lends_them_its_cpus() -> None:
+    @ray.remote(num_cpus=4)
+    def number() -> int:
+        return 1
+
+    @ray.remote(num_cpus=4)
+    def numbers() -> Iterator[int]:
+        yield from (1, 2)
+
+    @ray.remote(num_cpus=4)
+    async def gather() -> AsyncIterator[int]:
+        yield await number.remote()  # type: ignore[misc]
+        made: Any = numbers.remote()
+        async for ref in made:
+            yield await ref
+
+    generator: Any = gather.remote()
+    assert [ray.get(generator._next_sync(10)) for _ in range(3)] == [1, 1, 2]
