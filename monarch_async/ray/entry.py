@@ -229,6 +229,19 @@ def load(entry: Entry) -> object:
     return unpack(value, entry)
 
 
+async def wait_there(entry: Entry) -> None:
+    """Wait until it is there, on the loop. Raises what it failed with, as Ray's. Its value is nobody's here."""
+    if not entry.is_done:
+        done = asyncio.Event()
+        if entry.when_done(done.set):
+            try:
+                await done.wait()
+            finally:
+                entry.forget(done.set)
+    if entry.error is not None:
+        raise entry.runtime.error_of(entry)
+
+
 async def load_on_loop(entry: Entry) -> object:
     """The same, on the loop."""
     if isinstance(entry.value, Stored) and entry.error is None:

@@ -21,10 +21,9 @@ from monarch_async.mesh.guardian import Guardian, guarding
 from monarch_async.mesh.proc_mesh import ProcMesh
 from monarch_async.ray.actor_host import ActorHost, Birth
 from monarch_async.ray.compute_threads import limit_of_process
-from monarch_async.ray.entry import Entry
+from monarch_async.ray.entry import Entry, wait_there
 from monarch_async.ray.exceptions import ActorDiedError, as_birth_error
 from monarch_async.ray.hub_detached import Adopted, lease_of, told_of
-from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import ActorOptions
 from monarch_async.ray.payload import Packed
 from monarch_async.ray.runtime_env import RuntimeEnv
@@ -154,7 +153,7 @@ class HubActor:
     async def _arguments(self) -> None:
         """Wait for arguments that are objects. Raises what one of them failed with."""
         for entry in self._slots:
-            await ObjectRef(entry)
+            await wait_there(entry)
 
     async def _incarnate(self) -> BaseException | None:
         """Have it run once, to its end; return what that was."""

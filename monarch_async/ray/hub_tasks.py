@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_async.errors import Unschedulable
 from monarch_async.mesh.stream import Stream
-from monarch_async.ray.entry import Entry
+from monarch_async.ray.entry import Entry, wait_there
 from monarch_async.ray.exceptions import cancelled
 from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.object_ref import ObjectRef
@@ -106,12 +106,12 @@ class HubTasks:
     async def _stream(self, generator: ObjectRefGenerator, submission: Submission, slots: Sequence[Entry]) -> None:
         try:
             for entry in slots:
-                await ObjectRef(entry)
+                await wait_there(entry)
             room = await self._hub.placing.room_for_task(submission.options)
             run = _Run(self, submission, slots, ())
             checked = run.check(room)
             function, args = run.call(run.head(checked), 1)
-            source = Stream(active_pool().stream(function, checked, args, {}))
+            source = Stream(active_pool().stream(function, checked, args, {}, goes_first=submission.is_nested))
         except Exception as error:
             generator.end(error)
             return

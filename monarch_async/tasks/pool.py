@@ -95,10 +95,15 @@ class TaskPool:
         return self._accept(function, options, args, kwargs, goes_first).future
 
     def stream(
-        self, function: TaskFunction, options: CheckedOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: TaskFunction,
+        options: CheckedOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        goes_first: bool = False,
     ) -> TaskItems[Any]:
-        """Take a task that is an async generator. Raises as `submit`."""
-        items = self._accept(function, options, args, kwargs).items
+        """Take a task that is an async generator. ``goes_first`` and what is raised are as of `submit`."""
+        items = self._accept(function, options, args, kwargs, goes_first).items
         assert items is not None
         return items
 

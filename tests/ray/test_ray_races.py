@@ -472,3 +472,61 @@ def test_a_task_that_awaits_others_lends_them_its_cpus() -> None:
 
     generator: Any = gather.remote()
     assert [ray.get(generator._next_sync(10)) for _ in range(3)] == [1, 1, 2]
+
+
+def test_streams_that_tasks_wait_for_go_before_tasks_that_nobody_waits_for() -> None:
+    @ray.remote(num_cpus=4)
+    def numbers(number: int) -> Iterator[int]:
+        yield number
+
+    @ray.remote(num_cpus=4)
+    def read(number: int) -> tuple[int, float]:
+        began = time.monotonic()
+        generator: Any = numbers.remote(number)
+        assert [ray.get(ref) for ref in generator] == [number]
+        return os.getpid(), began
+
+    said = ray.get([read.remote(number) for number in range(12)], timeout=50)
+    assert len({pid for pid, _ in said}) < 6  # else every one of them was begun before the first stream
+
+
+def _not_in(driver: int) -> str:
+    assert os.getpid() != driver
+    return "made elsewhere"
+
+
+class NotInDriver:
+    """Cannot be had in one process."""
+
+    def __init__(self, driver: int) -> None:
+        self.driver = driver
+
+    def __reduce__(self) -> Any:
+        return _not_in, (self.driver,)
+
+
+def test_arguments_that_come_from_elsewhere_are_not_unpickled_on_their_way() -> None:
+    @ray.remote
+    def make(driver: int) -> Any:
+        return NotInDriver(driver)
+
+    @ray.remote
+    def stream(value: Any) -> Iterator[Any]:
+        yield value
+
+    @ray.remote
+    class Holder:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def read(self) -> Any:
+            return self.value
+
+        def stream(self, value: Any) -> Iterator[Any]:
+            yield value
+
+    made: Any = make.remote(os.getpid())
+    holder: Any = Holder.remote(made)
+    assert ray.get(holder.read.remote(), timeout=20) == "made elsewhere"
+    for generator in (stream.remote(made), holder.stream.remote(made)):
+        assert ray.get(generator._next_sync(20)) == "made elsewhere"
