@@ -129,8 +129,9 @@ class Entry:
     def see(self) -> None:
         """Somebody has asked for it."""
         self.is_seen = True
-        if self._unseen is not None:
-            self._unseen.is_seen, self._unseen = True, None
+        unseen, self._unseen = self._unseen, None  # other threads may ask as well
+        if unseen is not None:
+            unseen.is_seen = True
 
     def _end(self) -> None:
         self.cancel = None
