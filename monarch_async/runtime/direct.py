@@ -100,7 +100,7 @@ class Direct:
             return  # it is gone, or does not want to: the agent's way remains
         finally:
             self._opening.pop(dst, None)
-        connection = Connection(router, format_address(dst), dst, None, router.config.max_frame)
+        connection = _connection(router, dst)
         connection.attach(wire)
         self._opened[dst] = connection
 
@@ -128,7 +128,7 @@ class Direct:
     def _take(self, wire: asyncio.Transport, agreed: Agreed) -> None:
         src = msgpack.unpackb(agreed.info)
         router = self._router
-        connection = Connection(router, format_address(src), src, None, router.config.max_frame)
+        connection = _connection(router, src)
         self._taken.add(connection)
         connection.attach(wire, agreed.leftover)
 
@@ -186,3 +186,7 @@ class Direct:
         if self._listening is not None:
             await asyncio.gather(self._listening, return_exceptions=True)
         await self._stack.aclose()
+
+
+def _connection(router: "Router", peer: int) -> Connection:
+    return Connection(router, format_address(peer), peer, None, router.config.max_frame, is_prompt=router.is_prompt)

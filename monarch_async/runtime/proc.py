@@ -366,8 +366,9 @@ async def serve(control: Any, spec: dict[str, Any], prepare: Callable[[Proc], No
     info = ProcInfo(me, spec["mesh"], spec["rank"], extent.point(spec["rank"]), spec["host"], os.getpid())
     config = Config(**spec["config"])
     router = Router(me, config, f"proc {info}")
+    router.is_prompt = True
     router.plane.identify(spec["cluster"], me, f"{info} on {info.host}", spec["bulk_host"])
-    connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame)
+    connection = Connection(router, f"agent of {info.host}", agent_of(me), max_frame=config.max_frame, is_prompt=True)
     router.add_uplink(host_of(me), connection)
     clock = time.monotonic if spec["is_lifelined"] else boot_time
     proc = Proc(router, info, spec["root"], clock, is_detached=bool(spec.get("lease")))

@@ -82,6 +82,7 @@ class Router:
         self.delivery.on_missing = self.refuse_missing
         self.targets = self.delivery.targets
         self.is_closed = False
+        self.is_prompt = False  #: see `Connection`
         self._uplinks = Uplinks(name, self._lose_host)
         self.uplink = self._uplinks.find  #: returns the connection towards an address; raises Closed
         self._paths: dict[tuple[int, int], Path] = {}

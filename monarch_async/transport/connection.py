@@ -2,7 +2,8 @@
 
 Measured on this path: a uvloop protocol with plain ``transport.write`` beats ``add_reader`` with ``recv`` and ``send``
 by half. Each write is a system call, though, which wakes the peer: so the first frame of a turn is written at once, and
-what follows in the same turn is joined into one write at its end. With TLS, where each is a record, all are joined.
+what follows in the same turn is joined into one write at its end; not so in workers, which may be killed by what they
+run before the turn ends, and whose last words count. With TLS, where each is a record, all are joined.
 
 Received bytes are handed to the consumer as they come, with as many whole frames as there are: the consumer walks
 the headers itself (it decides by them anyway) and says how far it got. What is left of a frame waits here; a large
@@ -66,31 +67,19 @@ class Connection(asyncio.Protocol):
     """One peer. ``address`` is its proc address (an agent's ends in 0); ``name`` is for messages."""
 
     __slots__ = (
-        "_bulk",
-        "_held",
-        "_joined",
-        "_loop",
-        "_missing",
-        "_pieces",
-        "_rest",
-        "_write",
-        "address",
-        "consumer",
-        "is_closed",
-        "is_writable",
-        "link",
-        "max_frame",
-        "name",
-        "send",
-        "sent_to",
-        "was_heard",
-        "wire",
-    )
+        "_bulk", "_held", "_is_prompt", "_joined", "_loop", "_missing", "_pieces", "_rest", "_write", "address",
+        "consumer", "is_closed", "is_writable", "link", "max_frame", "name", "send", "sent_to", "was_heard", "wire",
+    )  # fmt: skip
 
     def __init__(
-        self, consumer: Consumer, name: str, address: int, link: Link | None = None, max_frame: int = 16 << 20
-    ) -> None:
-        """Take who gets the frames, and a link where the session shall outlive its sockets."""
+        self, consumer: Consumer, name: str, address: int, link: Link | None = None, max_frame: int = 16 << 20,
+        *, is_prompt: bool = False,
+    ) -> None:  # fmt: skip
+        """Take who gets the frames, and a link where the session shall outlive its sockets.
+
+        ``is_prompt``: every frame is to have left when `send` returns, where that is possible.
+        """
+        self._is_prompt = is_prompt
         self.consumer, self.name, self.address, self.link, self.max_frame = consumer, name, address, link, max_frame
         self.wire: asyncio.Transport | None = None
         self.is_closed = False
@@ -143,7 +132,8 @@ class Connection(asyncio.Protocol):
         early = [*self._joined]
         self._joined.clear()
         may_write = type(self._loop).__module__.startswith("uvloop") and wire.get_extra_info("ssl_object") is None
-        self._write = self._write_first if may_write else self._join
+        at_once = wire.write if self._is_prompt else self._write_first
+        self._write = at_once if may_write else self._join
         if self.link is None:
             self.send = self._write
         for frame in replay or early:
@@ -291,11 +281,9 @@ class Connection(asyncio.Protocol):
 
     def _write_more(self, frame: bytes | memoryview) -> None:
         """Another one in the same turn. Large ones are not copied."""
-        if len(frame) < _LARGE:
-            self._joined.append(frame)
-        elif self.wire is not None:
+        self._joined.append(frame)
+        if len(frame) >= _LARGE:
             self._flush_joined()
-            self.wire.write(frame)
 
     def _end_turn(self, wire: asyncio.Transport) -> None:
         if self.wire is not wire:  # another has been attached, or none
@@ -314,9 +302,12 @@ class Connection(asyncio.Protocol):
     def _flush_joined(self) -> None:
         joined = self._joined
         if joined and self.wire is not None:
-            data = b"".join(joined)
-            joined.clear()
-            self.wire.write(data)
+            large = joined.pop() if len(joined[-1]) >= _LARGE else None
+            if joined:
+                self.wire.write(b"".join(joined))
+                joined.clear()
+            if large is not None:
+                self.wire.write(large)
 
     def _drop(self, frame: bytes | memoryview) -> None:
         """No socket: a link has kept the frame, and without one the peer is gone and its death is being told."""

@@ -325,6 +325,7 @@ async def test_with_an_answer_its_receiver_says_when_the_call_is_over(
     del pending[44]
     assert not [frame for frame in wire.take() if frame[0] == REPLY]
     holdings.tickets.credit(OTHER, 9, 44, 0)
+    await asyncio.sleep(0)  # it is said when what has just arrived has been unpickled
     assert (REPLY, OTHER, 9, 0) in wire.take()
 
 
