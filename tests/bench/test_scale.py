@@ -57,6 +57,7 @@ def test_a_cost_is_drawn_against_its_size() -> None:
     assert plot.points_of(plot.Curve("cast", ""), samples) == []
 
 
+@pytest.mark.slow
 def test_casts_and_gangs_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     printed, results = run(tmp_path, "--measures", "cast,gangs", "--plot")

@@ -68,6 +68,7 @@ def test_a_segment_is_large_enough_and_not_much_larger(size: int) -> None:
     assert arena_module.capacity_of(capacity) == capacity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 3 * MIB + 5])
 def test_a_segment(arena: Arena, size: int) -> None:
     segment = arena.take(size)
@@ -226,6 +227,7 @@ def test_dropped_without_being_given_back(arena: Arena) -> None:
     assert not _is_memfd(fd)
 
 
+@pytest.mark.slow
 async def test_a_region_in_large_pages() -> None:
     """Its spans, as far as they fill large pages; and no longer than it is registered."""
 
@@ -310,6 +312,7 @@ def test_from_many_threads(arena: Arena) -> None:
     assert 0 <= arena.idle_bytes <= arena.limit
 
 
+@pytest.mark.slow
 def test_ten_thousand_rounds_leave_nothing(arena: Arena) -> None:
     """Warm ones, new ones, and mapped ones."""
     before = open_things()

@@ -121,6 +121,7 @@ async def test_read(plane: Plane) -> None:
     assert memory.allocated == LANES  # used again
 
 
+@pytest.mark.slow
 async def test_write(plane: Plane) -> None:
     memory = FakeDevice(SIZE)
     _, remote = plane.offer(memory)
@@ -203,6 +204,7 @@ async def test_a_peer_that_is_gone_leaves_no_lane(plane: Plane) -> None:
         await plane.transport.read(remote, [(0, 100)], [memoryview(bytearray(100))], ignore)
 
 
+@pytest.mark.slow
 async def test_to_a_device(plane: Plane) -> None:
     here = memoryview(bytearray(i % 253 for i in range(SIZE)))
     region, remote = await plane.add([here], False)

@@ -378,6 +378,7 @@ async def test_credit_bounds_what_is_under_way() -> None:
         await end.wait_bytes((window + 1) * frame)
 
 
+@pytest.mark.slow
 async def test_a_reader_that_does_not_read() -> None:
     """The server keeps one chunk of it, and lets go of the memory of one that is revoked."""
     size = 64 << 20

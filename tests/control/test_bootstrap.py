@@ -100,6 +100,7 @@ async def test_output_of_python_and_c_is_complete_and_in_order(nest, start, monk
     assert stderr == b"to stderr, no newline"
 
 
+@pytest.mark.slow
 async def test_forks_share_no_random_state(nest) -> None:
     nest.module(
         "seeded",

@@ -202,6 +202,7 @@ async def test_each_version_is_what_the_policy_was() -> None:
             assert await learner.publish() == version + 1
 
 
+@pytest.mark.slow
 def test_training_makes_what_paid_more_likely() -> None:
     learner = Learner(seed=0)
     observations = torch.randn(65, 4, 4)

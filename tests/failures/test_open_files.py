@@ -33,6 +33,7 @@ def open_files(pid: int) -> list[int]:
     return [int(fd) for fd in os.listdir(f"/proc/{pid}/fd")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 async def test_an_agent_raises_its_limit_and_workers_have_the_usual_one(few_files: int, start: str) -> None:
     async with ma.local_hosts() as hosts:
@@ -41,6 +42,7 @@ async def test_an_agent_raises_its_limit_and_workers_have_the_usual_one(few_file
         assert await (await procs.spawn("limited", Limited)).limits.call_one() == (USUAL, few_files)
 
 
+@pytest.mark.slow
 async def test_an_agent_out_of_descriptors_refuses_workers_and_goes_on() -> None:
     async with ma.local_hosts() as hosts:
         first = await hosts.spawn_procs(name="first")

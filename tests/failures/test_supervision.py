@@ -51,6 +51,7 @@ async def test_an_error_in_a_future_that_was_dropped() -> None:
             await idle()
 
 
+@pytest.mark.slow
 async def test_an_error_in_a_future_that_is_kept_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "UNSEEN", 0.05)
     with pytest.raises(ValueError, match="the root cause"):
@@ -113,6 +114,7 @@ async def test_a_failed_start_nobody_awaits_ends_the_program(monkeypatch: pytest
             await idle()
 
 
+@pytest.mark.slow
 async def test_a_failed_start_that_a_call_has_carried_is_not_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "UNSEEN", 0.05)
     async with ma.local_hosts() as hosts:
@@ -161,6 +163,7 @@ async def test_what_was_spawned_in_a_block_ends_with_it() -> None:
         assert await (await procs.spawn("again", Child)).counted.call_one() == 1
 
 
+@pytest.mark.slow
 async def test_a_policy_that_raises_ends_the_block_with_that() -> None:
     async def policy(failure: ma.Failure) -> bool:
         raise LookupError("no spare")
@@ -221,6 +224,7 @@ async def test_one_that_does_not_fails_and_its_owner_hears_with_the_root_cause(c
     assert isinstance(died.__cause__, ma.ProcDied)
 
 
+@pytest.mark.slow
 async def test_one_whose_hook_raises_fails_with_that() -> None:
     with pytest.raises(ma.ActorDied) as info:
         async with ma.local_hosts() as hosts:
@@ -263,6 +267,7 @@ async def test_a_call_an_actor_did_not_look_at() -> None:
             await idle()
 
 
+@pytest.mark.slow
 async def test_an_endpoint_that_carries_it_decides_for_an_actor_without_a_hook() -> None:
     """The call that waits for the child raises in the parent's endpoint, and from there at its caller: once."""
     async with ma.local_hosts() as hosts:
@@ -277,6 +282,7 @@ async def test_an_endpoint_that_carries_it_decides_for_an_actor_without_a_hook()
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_an_actor_whose_children_die_while_it_starts() -> None:
     async with ma.local_hosts() as hosts:
         async with asyncio.timeout(10):
@@ -308,6 +314,7 @@ async def test_two_floors_up_one_failure_is_shown_the_first() -> None:
     assert cause.actor == "middles"
 
 
+@pytest.mark.slow
 async def test_callers_of_an_actor_that_fails_get_its_death_and_may_handle_it() -> None:
     async with ma.local_hosts() as hosts:
         parents = await spawn(hosts, Declining)
@@ -360,6 +367,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "last", "also"),
     [

@@ -312,6 +312,7 @@ async def test_items_of_a_stream_do_not_change_after_they_were_yielded(mirror: M
     assert [float(item[0]) for item in items] == [float(item[-1]) for item in items] == [float(n) for n in range(1, 13)]
 
 
+@pytest.mark.slow
 async def test_a_large_payload_holds_up_no_other_call(mirrors: Mirror) -> None:
     """Small calls to another member are answered while a large one is on its way."""
     tensor = torch.zeros(4 * LARGE // 4)

@@ -95,6 +95,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [
@@ -322,6 +323,7 @@ async def test_after_calls_that_are_cancelled(readers: Reader) -> None:
     await all_gone()
 
 
+@pytest.mark.slow
 async def test_after_a_broadcast_to_a_busy_thread(readers: Reader) -> None:
     ref = await ma.put(1)
     for _ in range(10):

@@ -207,6 +207,7 @@ def test_usage():
     assert missing_script.returncode == 2 and "/nonexistent/script.py" in missing_script.stderr
 
 
+@pytest.mark.slow
 def test_program_with_classes_of_main_and_nested_tasks(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -240,6 +241,7 @@ except Wrong as error:
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_workers_have_what_the_driver_was_told(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -213,6 +213,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_that_multiprocessing_spawns_have_the_facade_too(tmp_path: Path) -> None:
     """As engines of inference and data loaders do, in the driver or in workers."""
     program = tmp_path / "spawning.py"

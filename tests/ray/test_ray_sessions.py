@@ -88,6 +88,7 @@ def test_threads_that_begin_at_a_time_begin_one_session(monkeypatch: pytest.Monk
     assert len(begun) == 1 and len(set(map(id, found))) == 1
 
 
+@pytest.mark.slow
 def test_calls_and_streams_that_wait_are_told_when_the_session_ends() -> None:
     @ray.remote
     class Counter:

@@ -109,6 +109,7 @@ async def test_workers_that_cannot_start(hosts: ma.HostMesh, tmp_path: Path) -> 
     await wait_given_back()
 
 
+@pytest.mark.slow
 async def test_many_tasks_while_workers_are_killed(hosts: ma.HostMesh) -> None:
     """Every task ends, in its right value."""
     futures = [ma.submit(square_slowly, number, retries=20, poison=20) for number in range(300)]

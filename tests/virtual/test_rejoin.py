@@ -446,6 +446,7 @@ def check_plan(seed: int, plan: list[Any], latency: float) -> None:
 ANY = {"seed": st.integers(0, 1 << 16), "plan": PLANS, "latency": st.sampled_from([0.0, 0.004])}
 
 
+@pytest.mark.slow
 @given(**ANY)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_happened_what_is_back_works(seed: int, plan: list[Any], latency: float) -> None:
