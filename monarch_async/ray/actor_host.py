@@ -75,6 +75,7 @@ class ActorHost(Actor):
         )  # fmt: skip
         self._runtime.outside = self._context
         self._runtime.node_address = birth.node_address
+        self._running = ""
         self._turns: dict[int, _Turn] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}
@@ -163,7 +164,12 @@ class ActorHost(Actor):
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
+    def __describe_call__(self, endpoint: str) -> str:
+        """Return what runs, for tables: the method, where there is one at a time."""
+        return self._running if endpoint == "run" and self._running else endpoint
+
     def _call(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
+        self._running = method[0]
         try:
             args, kwargs = fill(self._load(packed), [self._load(value) for value in values] if values else ())
             result = self._find(method[0])(*args, **kwargs)

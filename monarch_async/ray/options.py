@@ -5,6 +5,7 @@ ValueError, a wrong type TypeError. What is valid there and not offered here is 
 way. ``None`` is "not given".
 """
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -117,7 +118,7 @@ def check_actor_options(given: Mapping[str, Any]) -> ActorOptions:
 def check_method_options(given: Mapping[str, Any]) -> MethodOptions:
     """Check what ``@method(...)`` was given. Raises AssertionError for a name that there is not, as Ray does."""
     for name in given:
-        assert name in _METHOD, f"{name}= of a method: there is no such option, only {', '.join(sorted(_METHOD))}"
+        assert name in _METHOD, _unknown(name, "a method", _METHOD)
     return MethodOptions(**_checked(given, "methods", _METHOD))
 
 
@@ -140,12 +141,19 @@ _RENAMED = {
 _PLACEMENT_GROUP = ("placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks")
 
 
+def _unknown(name: str, what: str, known: Mapping[str, object]) -> str:
+    public = sorted([each for each in known if not each.startswith("_")])
+    close = difflib.get_close_matches(name, public, 1)
+    hint = f"did you mean {close[0]}=? " if close else ""
+    return f"{name}= of {what}: there is no such option. {hint}There are {', '.join(public)}"
+
+
 def _checked(given: Mapping[str, Any], what: str, known: Mapping[str, _Check]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in given.items():
         check = known.get(name)
         if check is None:
-            raise ValueError(f"{name}= of {what}: there is no such option, only {', '.join(sorted(known))}")
+            raise ValueError(_unknown(name, what, known))
         checked = check(name, value)
         if checked is not _DROP:
             kept[_RENAMED.get(name, name)] = checked
