@@ -12,6 +12,7 @@
     A3. An actor that has gone out of scope everywhere ends after the calls that were made: each keeps it.
 """
 
+import contextlib
 import itertools
 import pickle
 import threading
@@ -135,6 +136,7 @@ class ActorClient:
         """``actor``: its id. Not known where it is."""
         self.runtime, self.actor, self._keeps_order = runtime, actor, keeps_order
         self._queue: deque[ActorCall] = deque()
+        self._aside: set[ActorCall] = set()  # where order does not count: those whose arguments are not there yet
         self._lost: list[tuple[ActorCall, Exception]] = []
         self._under_way: dict[int, ActorCall] = {}
         self.unanswered = 0  #: calls that were made and are not answered; as threads see it, about
@@ -155,34 +157,40 @@ class ActorClient:
             entry.cancel = lambda by_force, is_recursive: self.cancel(call)
         if self._death is not None:
             call.fail(self._death)
-        elif self._path is not None and not self._queue and (not call.refs or call.is_ready):
-            self._send(call)
+        elif call.refs and not call.is_ready and not self._keeps_order:
+            self._aside.add(call)
+            self._await_arguments(call, self._bring_back)
         else:
             self._queue.append(call)
-            self._await_arguments(call)
+            if call.refs:
+                self._await_arguments(call, self._pump_for)
             self._pump()
 
-    def _await_arguments(self, call: ActorCall) -> None:
+    def _await_arguments(self, call: ActorCall, then: Callable[[ActorCall], None]) -> None:
         for entry in call.refs:
-            entry.when_done(lambda: call.is_ready and self.runtime.post(self._pump))
+            entry.when_done(lambda: call.is_ready and self.runtime.post(then, call))
+
+    def _pump_for(self, call: ActorCall) -> None:
+        self._pump()
+
+    def _bring_back(self, call: ActorCall) -> None:
+        """Its arguments are there."""
+        if call in self._aside:
+            self._aside.discard(call)
+            self._queue.append(call)
+            self._pump()
 
     def _pump(self) -> None:
+        """Send what may be sent: as much as the actor takes. Any number may wait here, as under Ray."""
         if self._path is None:
             self._find()
-            return
-        waiting: deque[ActorCall] = deque()
-        queue, self._queue = self._queue, waiting
-        while queue:
-            call = queue.popleft()
-            if call.is_ready:
-                self._send(call)
-            else:
-                waiting.append(call)
-                if self._keeps_order:
-                    break
-            if self._path is None:
-                break
-        waiting.extend(queue)
+        while self._queue and self._queue[0].is_ready and self._may_send:
+            self._send(self._queue.popleft())
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether there is room; where nothing of ours is under way, that waits for others' end in the path itself."""
+        return self._path is not None and (self._path.has_room or not self._under_way)
 
     def _send(self, call: ActorCall) -> None:
         for entry in call.refs:
@@ -214,8 +222,10 @@ class ActorClient:
     def cancel(self, call: ActorCall) -> None:
         """Nobody wants it any more."""
         call.is_cancelled = True
-        if call in self._queue:
-            self._queue.remove(call)
+        if call in self._aside or call in self._queue:
+            self._aside.discard(call)
+            with contextlib.suppress(ValueError):
+                self._queue.remove(call)
             call.fail(cancelled(call.what))
             self.runtime.post(self._pump)
         elif call.sent_as in self._under_way and call.path is not None:
@@ -233,6 +243,8 @@ class ActorClient:
     def answered(self, call: ActorCall) -> None:
         """It is under way no longer."""
         self._under_way.pop(call.sent_as, None)
+        if self._queue:
+            self._pump()
 
     def raised(self, call: ActorCall, error: Exception) -> None:
         """A method has raised, or the actor says that it is none any more."""
@@ -303,8 +315,10 @@ class ActorClient:
         """There is no such actor any more."""
         if not isinstance(death, Lost):  # else the hub is lost: where this process outlives it, another one comes
             self._death = death
-        queue, self._queue = self._queue, deque()
-        for call in queue:
+        waiting = [*self._queue, *self._aside]
+        self._queue.clear()
+        self._aside.clear()
+        for call in sorted(waiting, key=lambda call: call.number):
             call.fail(death)
 
     # -- where it is -----------------------------------------------------------------------------------------------

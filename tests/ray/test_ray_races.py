@@ -530,3 +530,19 @@ def test_arguments_that_come_from_elsewhere_are_not_unpickled_on_their_way() -> 
     assert ray.get(holder.read.remote(), timeout=20) == "made elsewhere"
     for generator in (stream.remote(made), holder.stream.remote(made)):
         assert ray.get(generator._next_sync(20)) == "made elsewhere"
+
+
+@ray.remote
+class Counting:
+    def echo(self, number: int) -> int:
+        return number
+
+
+def test_any_number_of_calls_may_wait_for_an_actor() -> None:
+    """Natively so many would be Backpressure; Ray has no such thing."""
+    actor = Counting.remote()
+    assert ray.get(actor.echo.remote(-1)) == -1
+    client: Any = current().calling.client(actor._facts.actor, True)
+    client._path.window = 4
+    refs = [actor.echo.remote(number) for number in range(500)]
+    assert ray.get(refs) == list(range(500))
