@@ -270,7 +270,6 @@ async def test_a_wrong_address(worker: UcxWorker, owner: Owner) -> None:
 # -- owners that fail; each has a process of its own
 
 
-@pytest.mark.slow
 async def test_the_owner_is_killed_in_the_middle(worker: UcxWorker) -> None:
     async with an_owner(worker) as owner:
         size = 64 * MB
@@ -296,7 +295,6 @@ async def test_the_owner_is_killed_in_the_middle(worker: UcxWorker) -> None:
             await owner.read(region, (0, 1))
 
 
-@pytest.mark.slow
 async def test_a_stopped_owner(worker: UcxWorker) -> None:
     """Where the kernel reads, nobody notices; over TCP a transfer waits, may be given up, and goes on afterwards."""
     async with an_owner(worker) as owner:

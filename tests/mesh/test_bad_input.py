@@ -343,7 +343,6 @@ async def test_signatures_shown_to_callers_keep_nothing_of_the_workers() -> None
     assert all(p.annotation is inspect.Parameter.empty for p in signature.parameters.values())
 
 
-@pytest.mark.slow
 async def test_outside_of_a_program() -> None:
     """In a process of its own: this one has hosts."""
     program = """
