@@ -227,7 +227,6 @@ def test_dropped_without_being_given_back(arena: Arena) -> None:
     assert not _is_memfd(fd)
 
 
-@pytest.mark.slow
 async def test_a_region_in_large_pages() -> None:
     """Its spans, as far as they fill large pages; and no longer than it is registered."""
 
