@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 from monarch_async.errors import Lost
 from monarch_async.ray.context import RunningContext
 from monarch_async.ray.departure import end_process, run_exit_handlers
-from monarch_async.ray.entry import load_here, load_stored, refs_of
-from monarch_async.ray.payload import LARGE, Packed, Payload, Stored, fill, nbytes_of, pack, store, unpack
+from monarch_async.ray.entry import refs_of, value_of, value_of_on_loop
+from monarch_async.ray.payload import Packed, Payload, Stored, fill
 from monarch_async.ray.runtime import Runtime, current
-from monarch_async.ray.task_body import apply_runtime_env, iterate, kept_on_loop, load_function, split
+from monarch_async.ray.task_body import apply_runtime_env, iterate, kept, kept_on_loop, load_function, split
 from monarch_async.ray.task_error import RayTaskError
 from monarch_async.runtime.actor import Actor, endpoint
 
@@ -41,7 +41,6 @@ class Birth:
     class_name: str
     cls: bytes | Payload
     arguments: Packed
-    is_async: bool
     limits: Mapping[str, int]
     installs: bool | None
     namespace: str
@@ -83,7 +82,7 @@ class ActorHost(Actor):
         apply_runtime_env(birth.runtime_env)
         cls = load_function(birth.cls, birth.installs)
         try:
-            args, kwargs = fill(self._load(birth.arguments), [self._load(value) for value in values])
+            args, kwargs = self._arguments(birth.arguments, values)
             self._object = cls(*args, **kwargs)
         except Exception as error:
             raise self._told(error, "__init__") from None
@@ -117,8 +116,7 @@ class ActorHost(Actor):
         """A coroutine, or a plain method that is to run on the loop."""
         async with self._limit_of(method[1]):
             try:
-                filled = [await self._load_on_loop(value) for value in values] if values else ()
-                args, kwargs = fill(await self._load_on_loop(packed), filled)
+                args, kwargs = await self._arguments_on_loop(packed, values)
                 result = self._find(method[0])(*args, **kwargs)
                 if inspect.isawaitable(result):
                     result = await result
@@ -136,8 +134,7 @@ class ActorHost(Actor):
         limit: Any = self._in_turn(turn) if turn else self._limit_of(method[1])
         async with limit:
             try:
-                filled = [await self._load_on_loop(value) for value in values] if values else ()
-                args, kwargs = fill(await self._load_on_loop(packed), filled)
+                args, kwargs = await self._arguments_on_loop(packed, values)
                 made = self._find(method[0])(*args, **kwargs)
                 async for item in iterate(made, f"{self._birth.class_name}.{method[0]}"):
                     yield await kept_on_loop(item, self._runtime)
@@ -171,12 +168,12 @@ class ActorHost(Actor):
     def _call(self, method: CalledMethod, packed: Packed, values: Sequence[Packed]) -> Any:
         self._running = method[0]
         try:
-            args, kwargs = fill(self._load(packed), [self._load(value) for value in values] if values else ())
+            args, kwargs = self._arguments(packed, values)
             result = self._find(method[0])(*args, **kwargs)
             del args, kwargs
             if method[2] == 1:
-                return self._keep(result)
-            return [self._keep(value) for value in split(result, method[2], method[0])]
+                return kept(result, self._runtime)
+            return [kept(value, self._runtime) for value in split(result, method[2], method[0])]
         except (ActorExit, SystemExit) as exit:
             self._runtime.run(self._leave(exit))
         except Exception as error:
@@ -203,17 +200,13 @@ class ActorHost(Actor):
             return _terminate
         return None
 
-    def _load(self, value: Packed) -> object:
-        if isinstance(value, Stored):
-            return load_here(value, self._runtime)
-        return unpack(value)
+    def _arguments(self, packed: Packed, values: Sequence[Packed]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        runtime = self._runtime
+        return fill(value_of(packed, runtime), [value_of(value, runtime) for value in values] if values else ())
 
-    async def _load_on_loop(self, value: Packed) -> object:
-        return await load_stored(value, None) if isinstance(value, Stored) else unpack(value)
-
-    def _keep(self, value: object) -> Packed:
-        packed = pack(value, "result")
-        return self._runtime.run(store(packed, self._runtime.domain)) if nbytes_of(packed) >= LARGE else packed
+    async def _arguments_on_loop(self, packed: Packed, values: Sequence[Packed]) -> tuple[tuple[Any, ...], Any]:
+        filled = [await value_of_on_loop(value) for value in values] if values else ()
+        return fill(await value_of_on_loop(packed), filled)
 
     async def _answer_on_loop(self, result: object, method: CalledMethod) -> Any:
         if method[2] == 1:

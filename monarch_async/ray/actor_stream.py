@@ -46,6 +46,7 @@ class ActorStream(ActorCall):
         runtime.start(self._follow(source))
 
     async def _follow(self, source: Any) -> None:
+        """Until it ends this call is there, and keeps its actor (A3)."""
         await self._generator.follow(source)
 
     def _withdraw(self) -> None:

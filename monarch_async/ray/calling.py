@@ -314,7 +314,7 @@ class ActorClient:
     def die(self, death: BaseException) -> None:
         """There is no such actor any more."""
         if not isinstance(death, Lost):  # else the hub is lost: where this process outlives it, another one comes
-            self._death = death
+            self._death = death.with_traceback(None)  # which refers to all that stood on the stack
         waiting = [*self._queue, *self._aside]
         self._queue.clear()
         self._aside.clear()

@@ -221,13 +221,11 @@ def refs_of(value: object) -> Any:
 
 def load(entry: Entry) -> object:
     """Return the value of an entry that is done, on any thread but the loop's. Raises what it failed with, as Ray's."""
-    value = entry.value
+    value = entry.value  # first: see `Entry.free`
     if entry.error is not None:
         raise entry.runtime.error_of(entry)
-    if isinstance(value, Stored):
-        return load_here(value, entry.runtime, entry)
-    assert isinstance(value, bytes | Payload)
-    return unpack(value, entry)
+    assert value is not None
+    return value_of(value, entry.runtime, entry)
 
 
 async def wait_there(entry: Entry) -> None:
@@ -245,26 +243,35 @@ async def wait_there(entry: Entry) -> None:
 
 async def load_on_loop(entry: Entry) -> object:
     """The same, on the loop."""
-    if isinstance(entry.value, Stored) and entry.error is None:
-        return await load_stored(entry.value, entry)
-    return load(entry)
+    value = entry.value
+    if entry.error is not None:
+        raise entry.runtime.error_of(entry)
+    assert value is not None
+    return await value_of_on_loop(value, entry)
 
 
-async def load_stored(stored: Stored, keeper: object) -> Any:
-    """Return the value of a shared object, on the loop; its memory is mapped, not copied."""
-    with held_by((keeper, stored)):
-        return await stored.ref
+def value_of(packed: Packed, runtime: "Runtime", keeper: object = None) -> Any:
+    """Return what was packed, on any thread but the loop's, which does the unpickling: that may import things.
 
-
-def load_here(stored: Stored, runtime: "Runtime", keeper: object = None) -> Any:
-    """The same, on another thread, which does the unpickling: that may import things."""
+    The memory of a shared object is mapped, not copied. ``keeper`` is as of `unpack`.
+    """
+    if not isinstance(packed, Stored):
+        return unpack(packed, keeper)
     mapped = None
     with contextlib.suppress(TransferError):  # it is gone, which is said below
-        mapped = map_pinned(stored.pin or runtime.run(_pin(stored, runtime)))
+        mapped = map_pinned(packed.pin or runtime.run(_pin(packed, runtime)))
     if mapped is None:
-        return runtime.run(load_stored(stored, keeper))
-    with held_by((keeper, stored)):
+        return runtime.run(value_of_on_loop(packed, keeper))
+    with held_by((keeper, packed)):
         return loads_shared(*mapped)
+
+
+async def value_of_on_loop(packed: Packed, keeper: object = None) -> Any:
+    """The same, on the loop."""
+    if not isinstance(packed, Stored):
+        return unpack(packed, keeper)
+    with held_by((keeper, packed)):
+        return await packed.ref
 
 
 async def _pin(stored: Stored, runtime: "Runtime") -> Pin:

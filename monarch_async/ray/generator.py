@@ -10,7 +10,6 @@ from monarch_async.ray.context import lending
 from monarch_async.ray.entry import OVER, Entry
 from monarch_async.ray.exceptions import (
     GetTimeoutError,
-    ObjectRefStreamEndOfStreamError,
     OwnerDiedError,
     RayTaskError,
     cancelled,
@@ -32,7 +31,6 @@ class ObjectRefGenerator:
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[], object]] = []
         self._waiters: list[asyncio.Future[None]] = []
-        self._source: Any = None
         self._most = most if most is not None and most > 0 else 0
         self._room = asyncio.Event()
         self._following: asyncio.Task[Any] | None = None
@@ -77,7 +75,7 @@ class ObjectRefGenerator:
 
     async def follow(self, source: Any) -> None:
         """Take what a native stream brings, or references where they are another process's."""
-        self._source, self._following = source, asyncio.current_task()
+        self._following = asyncio.current_task()
         if self._is_cancelled:
             self.cancel(False)
         try:
@@ -199,4 +197,3 @@ class ObjectRefGenerator:
 
 
 DynamicObjectRefGenerator = ObjectRefGenerator
-EndOfStream = ObjectRefStreamEndOfStreamError

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from monarch_async.ray.exceptions import ActorDiedError, as_birth_error
 from monarch_async.ray.hub_detached import Adopted, lease_of, told_of
 from monarch_async.ray.options import ActorOptions
 from monarch_async.ray.payload import Packed
-from monarch_async.ray.runtime_env import RuntimeEnv
+from monarch_async.ray.runtime_env import restored
 from monarch_async.ray.worker import NAMESPACE_VARIABLE
 
 if TYPE_CHECKING:
@@ -37,16 +37,26 @@ log = logging.getLogger("monarch_async")
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One actor, as it is said to the hub. ``said``: of what handles are made; ``life``: the number of the object that
-    lives as long as there are any."""
+    """One actor, as it is said to the hub. ``namespace``: of its name."""
 
-    actor: str
-    life: int
     birth: Birth
     options: ActorOptions
-    said: Any
     namespace: str
-    runtime_env: Mapping[str, Any] | None
+
+    @property
+    def actor(self) -> str:
+        """Its id."""
+        return self.birth.actor
+
+    @property
+    def life(self) -> int:
+        """The number of the object that lives as long as there are handles."""
+        return self.birth.life
+
+    @property
+    def said(self) -> Any:
+        """Of what handles are made."""
+        return self.birth.facts
 
 
 class HubActor:
@@ -101,7 +111,7 @@ class HubActor:
     @property
     def label(self) -> str:
         """What it is called in logs."""
-        return self.creation.options.name or self.creation.said.class_name
+        return self.creation.options.name or self.creation.birth.class_name
 
     async def wait_up(self) -> None:
         """Wait until it can be called. Raises what it died of."""
@@ -206,10 +216,10 @@ class HubActor:
 
     def _env(self) -> tuple[dict[str, str], str | None]:
         env = {NAMESPACE_VARIABLE: self.creation.namespace, **limit_of_process(self.creation.options.num_cpus)}
-        given = self.creation.runtime_env
+        given = self.creation.birth.runtime_env
         if not given:
             return env, None
-        runtime_env = RuntimeEnv(**given)
+        runtime_env = restored(given)
         return {**env, **runtime_env.env}, runtime_env.cwd
 
     def _died_of(self, why: str) -> ActorDiedError:

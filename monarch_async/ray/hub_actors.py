@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from monarch_async.ray.hub import Hub
 
 
+#: Dead actors that are remembered.
+_MOST_DEAD = 10_000
+
+
 class HubActors:
     """All of one driver."""
 
@@ -23,7 +27,7 @@ class HubActors:
         self.hub = hub
         self._actors: dict[str, HubActor] = {}
         self._names: dict[tuple[str, str], HubActor] = {}
-        self._dead: dict[str, tuple[HubActor, BaseException]] = {}
+        self._dead: dict[str, tuple[dict[str, Any], BaseException]] = {}  # rows of `_list`, and what they died of
         self._kept: dict[str, Entry] = {}  # detached ones: they live without handles
         self._left = DetachedActors(self)
         self.is_over = False  #: the driver ends: what is detached is left to others
@@ -87,8 +91,8 @@ class HubActors:
         if self._names.get(key) is actor:
             del self._names[key]
         assert actor.death is not None
-        self._dead[creation.actor] = actor, actor.death
-        if len(self._dead) > 10_000:
+        self._dead[creation.actor] = _row(actor, str(actor.death)), actor.death.with_traceback(None)
+        if len(self._dead) > _MOST_DEAD:
             del self._dead[next(iter(self._dead))]
 
     def _of(self, actor: str) -> HubActor:
@@ -97,7 +101,7 @@ class HubActors:
             return found
         dead = self._dead.get(actor)
         if dead is not None:
-            raise dead[1]
+            raise dead[1].with_traceback(None)  # else what was raised before is kept, and grows
         raise ActorDiedError("this actor is not known here: its handle is of a session that has ended", actor)
 
     async def _find(self, src: int, actor: str) -> Any:
@@ -156,21 +160,7 @@ class HubActors:
         return [name for space, name in names if space == namespace]
 
     def _list(self, src: int) -> list[dict[str, Any]]:
-        living = [(actor, "") for actor in self._actors.values()]
-        dead = [(actor, str(death)) for actor, death in self._dead.values()]
-        return [
-            {
-                "actor_id": actor.creation.actor,
-                "class_name": actor.creation.said.class_name,
-                "state": actor.state,
-                "name": actor.creation.options.name or "",
-                "ray_namespace": actor.creation.namespace,
-                "num_restarts": str(max(actor.incarnation - 1, 0)),
-                "death_cause": why or None,
-                "pid": None,
-            }
-            for actor, why in [*living, *dead]
-        ]
+        return [*map(_row, self._actors.values()), *[row for row, _ in self._dead.values()]]
 
     async def aclose(self) -> None:
         """End all but what is detached: that is left where it is. What is still to be placed has a moment for that."""
@@ -183,6 +173,21 @@ class HubActors:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _row(actor: HubActor, why: str | None = None) -> dict[str, Any]:
+    """Return what is said of an actor in tables: also of one that is dead, of which nothing else is kept."""
+    creation = actor.creation
+    return {
+        "actor_id": creation.actor,
+        "class_name": creation.birth.class_name,
+        "state": actor.state,
+        "name": creation.options.name or "",
+        "ray_namespace": creation.namespace,
+        "num_restarts": str(max(actor.incarnation - 1, 0)),
+        "death_cause": why,
+        "pid": None,
+    }
 
 
 async def _settle(actor: HubActor) -> None:

@@ -14,7 +14,7 @@ from monarch_async.ray.generator import ObjectRefGenerator
 from monarch_async.ray.object_ref import ObjectRef
 from monarch_async.ray.options import TaskOptions
 from monarch_async.ray.payload import Packed, Stored
-from monarch_async.ray.runtime_env import RuntimeEnv
+from monarch_async.ray.runtime_env import restored
 from monarch_async.ray.strategies import PlacementGroupSchedulingStrategy
 from monarch_async.ray.task_body import TaskBody, TaskHead
 from monarch_async.tasks.function import TaskFunction
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FOR_EVER = 1 << 30
 NO_TASK = -1
 _MOST_EVENTS = 100_000
+_MOST_CHECKED = 4096
 
 
 class Submission(NamedTuple):
@@ -47,6 +48,21 @@ class Submission(NamedTuple):
         return self.parent != NO_TASK
 
 
+class _Checked(NamedTuple):
+    """What options come to, for all tasks that have the same: not more of a task is kept."""
+
+    options: TaskOptions
+    namespace: str
+    room: Mapping[str, Any]
+    checked: CheckedOptions
+    head: bytes
+
+    def is_of(self, submission: Submission, room: Mapping[str, Any]) -> bool:
+        """Whether it is that of this task, too."""
+        is_same = self.options is submission.options and self.room is room and self.namespace == submission.namespace
+        return is_same and not submission.runtime_env
+
+
 def native_function(body: TaskBody) -> TaskFunction:
     """Return a body as native workers get it."""
     function = TaskFunction(body)
@@ -62,7 +78,8 @@ class HubTasks:
         self._hub, self._runtime = hub, hub.runtime
         self._numbers = itertools.count(1)
         self._functions: dict[bytes, TaskFunction] = {}
-        self._checked: dict[int, tuple[Submission, dict[str, Any], CheckedOptions, bytes]] = {}
+        self._options: dict[bytes, TaskOptions] = {}  # by function: those that others said last
+        self._checked: dict[int, _Checked] = {}
         self.children: dict[int, set[_Run]] = {}  #: what tasks have submitted and has not ended, by `Submission.parent`
         self._streams: dict[int, tuple[int, ObjectRefGenerator]] = {}  # with the process that reads it
         self.events: deque[tuple[str, float, float]] = deque(maxlen=_MOST_EVENTS)  #: name, submitted, ended
@@ -85,6 +102,11 @@ class HubTasks:
         """Another process has submitted a task; it has its results' references already."""
         borrowing = self._runtime.borrowing
         entries = [borrowing.claim(number, submission.name, src) for number in numbers]
+        known = self._options.setdefault(submission.function, submission.options)
+        if known == submission.options:  # they came as a copy: what is known of them is known by what they are
+            submission = submission._replace(options=known)
+        else:
+            self._options[submission.function] = submission.options
         self.submit(submission, [ref._entry for ref in slots], entries)
 
     def _put(self, src: int, number: int, packed: Packed) -> None:
@@ -203,20 +225,19 @@ class _Run:
         if room is None:
             tasks._runtime.start(self._find_room())
             return
-        key = id(options)
-        known = tasks._checked.get(key)
-        if known is None or known[0].options is not options or known[1] is not room or self._submission.runtime_env:
+        known = tasks._checked.get(id(options))
+        if known is None or not known.is_of(self._submission, room):
             try:
                 checked = self.check(room)
-                known = (self._submission, room, checked, self.head(checked))
+                known = _Checked(options, self._submission.namespace, room, checked, self.head(checked))
             except Exception as error:
                 self._fail(error)
                 return
             if not self._submission.runtime_env:
-                if len(tasks._checked) > 4096:
+                if len(tasks._checked) >= _MOST_CHECKED:
                     tasks._checked.clear()
-                tasks._checked[key] = known
-        self._start(known[2], known[3])
+                tasks._checked[id(options)] = known
+        self._start(known.checked, known.head)
 
     async def _find_room(self, is_again: bool = False) -> None:
         placing, submission = self._tasks._hub.placing, self._submission
@@ -235,7 +256,7 @@ class _Run:
         submission, options = self._submission, self._submission.options
         given: dict[str, Any] = dict(room)
         if submission.runtime_env:
-            runtime_env = RuntimeEnv(**submission.runtime_env)
+            runtime_env = restored(submission.runtime_env)
             given["env"] = {**given.get("env", {}), **runtime_env.env}
             given["cwd"] = runtime_env.cwd
         retries = 3 if options.max_retries is None else options.max_retries
@@ -291,7 +312,6 @@ class _Run:
             self._future.cancel()
         else:
             self._fail(cancelled(self._submission.name))
-
         for child in list(submitted):  # after it: so it does not see them fail
             child.cancel(by_force, is_recursive)
 

@@ -54,7 +54,7 @@ class Stored:
     def __init__(self, ref: Ref[Any], refs: "Sequence[ObjectRef]") -> None:
         """``refs`` keep what is inside of it."""
         self.ref, self.refs = ref, refs
-        self.pin: Pin | None = None  #: see `entry.load_here`
+        self.pin: Pin | None = None  #: see `entry.value_of`
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.ref, list(self.refs))

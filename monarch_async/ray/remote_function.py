@@ -17,7 +17,7 @@ from monarch_async.ray.options import TaskOptions, check_task_options
 from monarch_async.ray.payload import Payload, kept_arguments, own, pack, pack_arguments
 from monarch_async.ray.placement_group import with_strategy_here
 from monarch_async.ray.runtime import Runtime, current
-from monarch_async.ray.runtime_env import RuntimeEnv, merge
+from monarch_async.ray.runtime_env import inherited
 from monarch_async.ray.task_body import StreamBody, TaskBody
 
 
@@ -69,7 +69,7 @@ class RemoteFunction:
         count = options.num_returns
         is_stream = count == "streaming" or (count is None and self._yields)
         context = runtime.context
-        env = _env_of(runtime, options)
+        env = inherited(runtime.outer_env, options.runtime_env)
         options = with_strategy_here(options, of_task(options), name) if _needs_strategy(context, options) else options
         submission = Submission(
             self._key(runtime, is_stream), options, kept_arguments(runtime, packed), name,
@@ -139,13 +139,6 @@ class RemoteFunctionWithOptions:
 
 def _needs_strategy(context: RunningContext, options: TaskOptions) -> bool:
     return context.captures or options.scheduling_strategy is not None
-
-
-def _env_of(runtime: Runtime, options: TaskOptions) -> dict[str, Any] | None:
-    outer = runtime.outer_env
-    if not outer:
-        return dict(options.runtime_env) if options.runtime_env else None
-    return dict(merge(RuntimeEnv(**outer), options.runtime_env)) or None
 
 
 def _digest(data: bytes | Payload, *how: object) -> bytes:

@@ -134,6 +134,16 @@ def merge(outer: RuntimeEnv | None, own: RuntimeEnv | None) -> RuntimeEnv:
     return restored(merged)
 
 
+def inherited(outer: Mapping[str, Any] | None, own: RuntimeEnv | None) -> dict[str, Any] | None:
+    """Return what holds for something with ``own`` that is made where ``outer`` holds, as a plain dict; None: nothing.
+
+    ``outer`` was checked before.
+    """
+    if not outer and not own:
+        return None
+    return dict(merge(restored(outer) if outer else None, own)) or None
+
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 

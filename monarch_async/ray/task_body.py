@@ -16,19 +16,8 @@ from monarch_async.ray.compute_threads import limit_here
 from monarch_async.ray.context import RunningContext, running
 from monarch_async.ray.departure import end_process
 from monarch_async.ray.devices import leave_alone
-from monarch_async.ray.entry import load_here, load_stored
-from monarch_async.ray.payload import (
-    LARGE,
-    Packed,
-    Payload,
-    Stored,
-    fill,
-    nbytes_of,
-    own,
-    pack,
-    store,
-    unpack,
-)
+from monarch_async.ray.entry import value_of, value_of_on_loop
+from monarch_async.ray.payload import LARGE, Packed, Payload, fill, nbytes_of, own, pack, store, unpack
 from monarch_async.ray.runtime_env import restored
 from monarch_async.ray.task_error import RayTaskError
 from monarch_async.tasks.children import children
@@ -94,13 +83,12 @@ class TaskBody:
         head, (_, number, count) = _head_of(said[0]), said
         with _entered(head, number, runtime):
             function = self._load()  # first: arguments may be of modules that import ray
-            given = load_here(packed, runtime) if isinstance(packed, Stored) else unpack(packed)
-            args, kwargs = fill(given, [_value_of(value, stored) for value in values])
+            args, kwargs = fill(value_of(packed, runtime), [_value_of(value, stored) for value in values])
             result = function(*args, **kwargs)
             del args, kwargs
             if count == 1:
-                return _kept(result, runtime)
-            return [_kept(value, runtime) for value in split(result, count, head.name)]
+                return kept(result, runtime)
+            return [kept(value, runtime) for value in split(result, count, head.name)]
 
 
 class StreamBody(TaskBody):
@@ -117,8 +105,7 @@ class StreamBody(TaskBody):
         head = _head_of(said[0])
         with _entered(head, said[1], runtime):
             function = self._load()
-            given = await load_stored(packed, None) if isinstance(packed, Stored) else unpack(packed)
-            args, kwargs = fill(given, [_value_of(value, stored) for value in values])
+            args, kwargs = fill(await value_of_on_loop(packed), [_value_of(value, stored) for value in values])
             made = function(*args, **kwargs)
             async for item in iterate(made, head.name):
                 yield await kept_on_loop(item, runtime)
@@ -211,12 +198,13 @@ def split(result: object, count: int, name: str) -> Sequence[object]:
     return values
 
 
-def _kept(value: object, runtime: Any) -> Packed:
+def kept(value: object, runtime: Any) -> Packed:
+    """Pickle a result, on any thread but the loop's; a large one is put into shared memory."""
     packed = pack(value, "result")
     return runtime.run(store(packed, runtime.domain)) if nbytes_of(packed) >= LARGE else packed
 
 
 async def kept_on_loop(value: object, runtime: Any) -> Packed:
-    """Pickle a result, on the loop."""
+    """The same, on the loop."""
     packed = own(pack(value, "result"))
     return await store(packed, runtime.domain) if nbytes_of(packed) >= LARGE else packed

@@ -9,7 +9,7 @@ from monarch_async.mesh.domain import Domain
 from monarch_async.ray.runtime import Runtime, find, set_current
 from monarch_async.wire.payload import Encoded, Ticketed, dumps, loads
 
-#: Set in workers by the hub: the namespace of the job, and whether plain methods of async actors run on the loop.
+#: Set in workers by the hub: the namespace of the job.
 NAMESPACE_VARIABLE = "MONARCH_ASYNC_RAY_NAMESPACE"
 
 
@@ -20,10 +20,10 @@ class RemoteHub:
         """It is in the client."""
         self._domain = domain
 
-    def _send(self, encoded: Encoded, operation: str) -> Any:
+    def _send(self, encoded: Encoded) -> Any:
         """Ask now; return what is to be awaited."""
-        requests, hub = self._domain.requests, self._domain.root
-        call = requests.call(hub, "ray_hub", encoded.skeleton, [bytes(buffer) for buffer in encoded.buffers])
+        hub = self._domain.root
+        call = self._domain.requests.call(hub, "ray_hub", *_said(encoded))
         if isinstance(encoded, Ticketed):
             encoded.sent_to((hub,), call.id)
         return call
@@ -32,18 +32,21 @@ class RemoteHub:
         """Say something now. It is answered only where that is needed to know who has its references."""
         encoded = dumps((operation, args), "arguments", operation)
         if isinstance(encoded, Ticketed):
-            return self._send(encoded, operation)
-        buffers = [bytes(buffer) for buffer in encoded.buffers]
-        self._domain.requests.post(self._domain.root, "ray_hub", encoded.skeleton, buffers)
+            return self._send(encoded)
+        self._domain.requests.post(self._domain.root, "ray_hub", *_said(encoded))
         return None
 
     async def ask(self, operation: str, *args: object) -> Any:
         """Ask. Raises what is raised there."""
         encoded = dumps((operation, args), "arguments", operation)
-        kind, data, *buffers = read_answer(await self._send(encoded, operation))
+        kind, data, *buffers = read_answer(await self._send(encoded))
         if kind == "error":
             raise pickle.loads(data)
         return loads(data, *buffers)
+
+
+def _said(encoded: Encoded) -> tuple[bytes, list[bytes]]:
+    return encoded.skeleton, [bytes(buffer) for buffer in encoded.buffers]
 
 
 def begin(domain: Domain) -> Runtime:

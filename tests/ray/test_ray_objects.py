@@ -234,3 +234,48 @@ def test_get_says_what_did_not_come() -> None:
     with pytest.raises(ray.exceptions.TaskCancelledError):
         ray.get(refs[1])
     del keeper
+
+
+@ray.remote
+def size_of(value: Any) -> int:
+    return value.nbytes
+
+
+def test_the_arguments_of_a_task_that_has_ended_are_kept_by_nobody() -> None:
+    """What the hub remembers of a task's options is not the task."""
+    before = stored()
+    assert ray.get(size_of.remote(np.ones(1 << 18))) == 2 << 20
+    wait_until(lambda: stored() == before)
+
+
+def test_the_arguments_of_an_actor_that_is_dead_are_kept_by_nobody() -> None:
+    @ray.remote
+    class Sized:
+        def __init__(self, value: Any) -> None:
+            self.size = value.nbytes
+
+        def read(self) -> int:
+            return self.size
+
+    before = stored()
+    actor = Sized.remote(np.ones(1 << 18))
+    other = Sized.remote(ray.put(np.ones(1 << 18)))
+    assert ray.get([actor.read.remote(), other.read.remote()]) == [2 << 20, 2 << 20]
+    for each in (actor, other):
+        ray.kill(each)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            ray.get(each.read.remote())
+    wait_until(lambda: stored() == before)
+
+
+def test_an_actor_class_hides_nothing_of_the_class_it_was_made_of() -> None:
+    class Settings:
+        _options = _given = _data = _methods = ("mine",)
+
+        def _create(self) -> tuple[str]:
+            return self._options
+
+    made: Any = ray.remote(Settings)
+    assert made._options == made._given == made._data == made._methods == ("mine",)
+    assert made._create() == ("mine",)
+    assert ray.get(made.remote()._create.remote()) == ("mine",)
