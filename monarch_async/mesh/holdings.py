@@ -184,7 +184,7 @@ class Holdings:
         try:
             return _read_grant(await asyncio.shield(asked))
         finally:
-            del asked  # see `_take_pin`
+            del asked  # see `take_pin`
 
     def _report(self, asked: asyncio.Task[Any], operation: str, facts: ObjectFacts, agent: int) -> None:
         self._start(room_report.report_waiting(asked, operation, facts, self._requests, agent))
@@ -216,7 +216,7 @@ class Holdings:
         Not ``is_private``: for who only reads; others would see what is written. Its pages need not be mapped one by
         one, as the mapping is kept for the objects to come.
         """
-        pin = await self._take_pin(keeper)
+        pin = await self.take_pin(keeper)
         try:
             memory = await self._map(pin, is_private)
         except TransferError:
@@ -225,7 +225,7 @@ class Holdings:
             self._wants_region = True
             if keeper.holding.live_pin() is pin:
                 self._close(keeper.holding)
-            pin = await self._take_pin(keeper)
+            pin = await self.take_pin(keeper)
             memory = await self._map(pin, is_private)
         try:
             return loads(*cut_object(memory))
@@ -238,9 +238,6 @@ class Holdings:
 
         `map_pinned` maps it, as often as wanted.
         """
-        return await self._take_pin(keeper)
-
-    async def _take_pin(self, keeper: Keeper) -> Pin:
         holding = keeper.holding
         pin = holding.live_pin()
         if pin is not None:
@@ -311,7 +308,7 @@ class Holdings:
         try:
             fetching.result()
         finally:
-            del fetching  # see `_take_pin`
+            del fetching  # see `take_pin`
 
 
 def map_pinned(pin: Pin) -> tuple[memoryview, list[memoryview]] | None:

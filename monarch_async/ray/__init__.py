@@ -10,7 +10,7 @@ Chapters:
 
 - ``install``, ``__main__``           ``import ray`` gives this facade
 - ``driver``, ``init_context``        `init` and `shutdown`: the loop in the background, and hosts
-- ``runtime``, ``worker``, ``context``  what every process has: the loop, objects, the way to the hub; what runs there
+- ``runtime``, ``worker``, ``context``, ``waiting``  what every process has: the loop, objects, the way to the hub
 - ``api``                             `remote`, `get`, `put`, `wait`, `cancel`, `kill`, `get_actor`
 - ``remote_function``, ``task_body``, ``compute_threads``  functions as tasks: where they are called, and in the worker
 - ``actor_class``, ``actor_handle``, ``actor_host``, ``actor``, ``arity``  classes, handles, what holds the object

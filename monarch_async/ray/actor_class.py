@@ -197,7 +197,7 @@ def create(
     )  # fmt: skip
     creation = Creation(birth, options, options.namespace or context.namespace or runtime.namespace)
     if options.name and not runtime.is_on_loop:  # whether the name is free is known at once
-        made: Any = ask(runtime, "actors.create_named", creation, refs)
+        made: Any = runtime.ask_hub("actors.create_named", creation, refs)
         return ActorHandle(*made)
     if runtime.is_driver:
         entry = Entry(runtime, life, "an actor")
@@ -205,10 +205,3 @@ def create(
         return ActorHandle(facts, ObjectRef(entry))
     runtime.post(runtime.tell_hub, "actors.create", creation, refs)
     return ActorHandle(facts, runtime.borrowed(life))
-
-
-def ask(runtime: Runtime, operation: str, *args: object) -> Any:
-    """Ask the hub, from a thread of the user's."""
-    return runtime.run(runtime.hub(operation, *args))
-
-

@@ -215,7 +215,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
         raise ValueError("get_actor() needs a name")
     runtime = current()
     space = namespace or runtime.context.namespace or runtime.namespace
-    return ActorHandle(*runtime.run(runtime.hub("actors.get", name, space)))
+    return ActorHandle(*runtime.ask_hub("actors.get", name, space))
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
@@ -226,13 +226,13 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     if runtime.is_on_loop:
         runtime.post(runtime.tell_hub, "actors.kill", actor._facts.actor, not no_restart)
     else:
-        runtime.run(runtime.hub("actors.kill", actor._facts.actor, not no_restart))
+        runtime.ask_hub("actors.kill", actor._facts.actor, not no_restart)
 
 
 def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """Return what tasks ran, as events of Chrome's trace format; write them to a file where one is named."""
     runtime = current()
-    events: list[dict[str, Any]] = runtime.run(runtime.hub("tasks.events"))
+    events: list[dict[str, Any]] = runtime.ask_hub("tasks.events")
     if filename is None:
         return events
     with open(filename, "w") as file:

@@ -107,26 +107,21 @@ def _summed(parts: list[dict[str, float]]) -> dict[str, float]:
     return dict(summed)
 
 
-def _ask(operation: str) -> Any:
-    runtime = current()
-    return runtime.run(runtime.hub(operation))
-
-
 def nodes() -> list[dict[str, Any]]:
     """Return a row for each node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ...; also of those lost."""
-    return _ask("nodes.rows")
+    return current().ask_hub("nodes.rows")
 
 
 def cluster_resources() -> dict[str, float]:
     """Return what all nodes have together, by the names of resources."""
-    return _ask("nodes.totals")
+    return current().ask_hub("nodes.totals")
 
 
 def available_resources() -> dict[str, float]:
     """Return what nobody holds now on all nodes together; what is all held is left out."""
-    return _ask("nodes.available")
+    return current().ask_hub("nodes.available")
 
 
 def available_resources_per_node() -> Mapping[str, Mapping[str, float]]:
     """Return the same for each node, by node id."""
-    return _ask("nodes.available_by_node")
+    return current().ask_hub("nodes.available_by_node")

@@ -79,7 +79,7 @@ class PlacementGroup:
     def bundle_specs(self) -> list[dict[str, float]]:
         """What each bundle asks for, in Ray's names."""
         if self.bundle_cache is None:
-            row: Mapping[str, Any] = _ask("placement_group.table", self.id.binary())
+            row: Mapping[str, Any] = current().ask_hub("placement_group.table", self.id.binary())
             self.bundle_cache = list(row.get("bundles", {}).values())
         return self.bundle_cache
 
@@ -108,7 +108,7 @@ class PlacementGroup:
         groups = own_groups()
         if groups is not None and groups.is_created(self.id.binary()):
             return True
-        return _ask("placement_group.wait", self.id.binary(), timeout_seconds)
+        return current().ask_hub("placement_group.wait", self.id.binary(), timeout_seconds)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlacementGroup) and self.id == other.id
@@ -157,7 +157,7 @@ def placement_group(
     id, prefers = os.urandom(ID_BYTES), _soft_target_node_id or ""
     request = GroupRequest(id, specs, strategy, name, runtime.namespace, prefers, labels)
     if name:
-        _ask("placement_group.create", request)
+        current().ask_hub("placement_group.create", request)
     else:
         _tell("placement_group.create", request)
     return PlacementGroup(PlacementGroupID(request.id), specs)
@@ -172,7 +172,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     """Return the group that has this name in the namespace. Raises ValueError where there is none."""
     if not placement_group_name:
         raise ValueError("expected the name of a placement group")
-    found: GroupRequest | None = _ask("placement_group.find", placement_group_name, current().namespace)
+    found: GroupRequest | None = current().ask_hub("placement_group.find", placement_group_name, current().namespace)
     if found is None:
         raise ValueError(f"there is no placement group {placement_group_name!r} in this namespace")
     return PlacementGroup(PlacementGroupID(found.id), found.specs)
@@ -180,7 +180,8 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
     """Return what is known of a group; of all, by the hexadecimal digits of their ids, where none is given."""
-    return _ask("placement_group.table", placement_group.id.binary() if placement_group is not None else None)
+    id = placement_group.id.binary() if placement_group is not None else None
+    return current().ask_hub("placement_group.table", id)
 
 
 def get_current_placement_group() -> PlacementGroup | None:
@@ -276,8 +277,3 @@ def _tell(operation: str, *args: object) -> None:
         runtime.tell_hub(operation, *args)
     else:
         runtime.post(runtime.tell_hub, operation, *args)
-
-
-def _ask(operation: str, *args: object) -> Any:
-    runtime = current()
-    return runtime.run(runtime.hub(operation, *args))

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch_async.errors import Error
 from monarch_async.ids import host_of, random_id64
@@ -23,6 +23,7 @@ from monarch_async.ray.entry import OVER, Entry
 from monarch_async.ray.exceptions import OwnerDiedError, as_ray_error
 from monarch_async.ray.living import node_id_of
 from monarch_async.ray.object_ref import ObjectRef
+from monarch_async.ray.waiting import Arrival, Countdown, Waiter
 
 T = TypeVar("T")
 
@@ -164,6 +165,10 @@ class Runtime:
         """Ask the hub. Raises what it raises."""
         return await self.hub_access.ask(operation, *args)
 
+    def ask_hub(self, operation: str, *args: object) -> Any:
+        """Ask the hub, and wait for its answer. On any thread but the loop's. Raises what it raises."""
+        return self.run(self.hub(operation, *args))
+
     async def leave(self) -> None:
         """This process is about to end, in order: what was kept for later is sent."""
         await asyncio.gather(*[work(self) for work in self.leaving], return_exceptions=True)
@@ -211,35 +216,31 @@ class Runtime:
         waiting = [entry for entry in entries if not entry.is_done]
         if not waiting or any(entry.error is not None for entry in entries):
             return True
-        self.check_may_wait("ray.get", "await ref")
         countdown = Countdown(len(waiting))
-        arrivals = [Arrival(countdown, entry) for entry in waiting]
-        for arrival in arrivals:
-            if not arrival.entry.when_done(arrival):
-                arrival()
-        with lending():
-            is_in_time = countdown.wait(timeout)
-        for arrival in arrivals:
-            if not arrival.entry.is_done:
-                arrival.entry.forget(arrival)
-        return is_in_time
+        return self._wait(countdown, [(entry, Arrival(countdown, entry)) for entry in waiting], timeout)
 
     def wait_done(self, entries: Sequence[Waitable], count: int, timeout: float | None) -> bool:
         """Wait on this thread until ``count`` of the entries are done; return whether they are in time."""
-        missing = count - sum([entry.is_done for entry in entries])
+        waiting = [entry for entry in entries if not entry.is_done]
+        missing = count - len(entries) + len(waiting)
         if missing <= 0:
             return True
-        self.check_may_wait("ray.get or ray.wait", "await ref")
-        waiting = [entry for entry in entries if not entry.is_done]
         countdown = Countdown(missing)
-        for entry in waiting:
-            if not entry.when_done(countdown):
-                countdown()
+        return self._wait(countdown, [(entry, countdown) for entry in waiting], timeout)
+
+    def _wait(
+        self, countdown: Countdown, waiting: Sequence[tuple[Waitable, Callable[[], object]]], timeout: float | None
+    ) -> bool:
+        """Wait for the countdown, which is told of each when it is done."""
+        self.check_may_wait("ray.get or ray.wait", "await ref")
+        for entry, told in waiting:
+            if not entry.when_done(told):
+                told()
         with lending():
             is_in_time = countdown.wait(timeout)
-        if not is_in_time or missing < len(waiting):
-            for entry in waiting:
-                entry.forget(countdown)
+        for entry, told in waiting:
+            if not entry.is_done:
+                entry.forget(told)
         return is_in_time
 
     # -- what runs here --------------------------------------------------------------------------------------------
@@ -255,107 +256,14 @@ class Runtime:
         return node_id_of(host_of(self.address) if not self.is_driver else self.domain.hosts[0].id)
 
     @property
-    def actor_id(self) -> str | None:
-        """The id of the actor that runs here."""
-        return self.context.actor_id or None
-
-    @property
     def outer_env(self) -> Mapping[str, Any] | None:
         """The runtime environment of what runs here, or of the job: what is made here has it, too."""
         return self.context.runtime_env or self.runtime_env
-
-    @property
-    def task_name(self) -> str:
-        """The name of the task that runs here."""
-        return self.context.task_name
 
 
 async def _heard(told: Awaitable[Any]) -> None:
     with contextlib.suppress(Error):
         await told
-
-
-class Arrival:
-    """Counts an entry as it is done; one that has failed ends the waiting."""
-
-    __slots__ = ("_countdown", "entry")
-
-    def __init__(self, countdown: "Countdown", entry: Entry) -> None:
-        """``entry`` is waited for."""
-        self._countdown, self.entry = countdown, entry
-
-    def __call__(self) -> None:
-        """It is done."""
-        if self.entry.error is not None:
-            self._countdown.end()
-        else:
-            self._countdown()
-
-
-class Waiter(Generic[T]):
-    """A thread that waits for a coroutine on the loop. (`asyncio.run_coroutine_threadsafe`, at half the price.)"""
-
-    __slots__ = ("_is_done", "_task")
-
-    def __init__(self) -> None:
-        """Not begun."""
-        self._is_done = threading.Lock()
-        self._is_done.acquire()
-        self._task: asyncio.Task[T] | None = None
-
-    def begin(self, start: Callable[[Coroutine[Any, Any, T]], "asyncio.Task[T]"], work: Coroutine[Any, Any, T]) -> None:
-        """On the loop."""
-        self._task = start(work)
-        self._task.add_done_callback(lambda _: self._is_done.release())
-
-    def give_up(self, start: object, work: Coroutine[Any, Any, T]) -> None:
-        """There is no loop any more."""
-        work.close()
-        self._is_done.release()
-
-    def wait(self, post: Callable[..., None]) -> T:
-        """Return what it returns; who is interrupted meanwhile cancels it."""
-        try:
-            self._is_done.acquire()
-        except BaseException:
-            post(self._cancel)
-            raise
-        if self._task is None or self._task.cancelled():
-            raise RuntimeError("the session of the ray facade has ended")
-        return self._task.result()
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
-class Countdown:
-    """Wakes the thread that waits after so many calls."""
-
-    __slots__ = ("_left", "_lock", "_over")
-
-    def __init__(self, count: int) -> None:
-        """``count`` is positive."""
-        self._left, self._lock, self._over = count, threading.Lock(), threading.Lock()
-        self._over.acquire()
-
-    def __call__(self) -> None:
-        """One more. On any thread."""
-        with self._lock:
-            self._left -= 1
-            if self._left == 0:
-                self._over.release()
-
-    def end(self) -> None:
-        """No more are waited for."""
-        with self._lock:
-            if self._left > 0:
-                self._left = 0
-                self._over.release()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Return whether they have come in time."""
-        return self._over.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 _current: Runtime | None = None

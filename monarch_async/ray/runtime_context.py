@@ -86,7 +86,7 @@ class RuntimeContext:
     def get_node_labels(self) -> dict[str, str]:
         """Return the labels of this process's host."""
         runtime = current()
-        rows: list[dict[str, Any]] = runtime.run(runtime.hub("nodes.rows"))
+        rows: list[dict[str, Any]] = runtime.ask_hub("nodes.rows")
         return next((dict(row["Labels"]) for row in rows if row["NodeID"] == runtime.node_id), {})
 
     def get(self) -> dict[str, Any]:
@@ -170,6 +170,6 @@ def _own_gpus() -> list[str]:
 def hub_address() -> str:
     """Return ``address:number``: the driver's host, and its own number among the processes."""
     runtime = current()
-    rows: list[dict[str, Any]] = runtime.run(runtime.hub("nodes.rows"))
+    rows: list[dict[str, Any]] = runtime.ask_hub("nodes.rows")
     head = rows[0]["NodeManagerAddress"] if rows else "127.0.0.1"
     return f"{head}:{runtime.hub_address & 0xFFFF}"

@@ -60,7 +60,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
     """
     mine = runtime.current()
     namespace = mine.context.namespace or mine.namespace
-    return mine.run(mine.hub("actors.named", all_namespaces, namespace))
+    return mine.ask_hub("actors.named", all_namespaces, namespace)
 
 
 def __getattr__(name: str) -> object:

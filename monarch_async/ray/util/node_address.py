@@ -10,5 +10,5 @@ def get_node_ip_address(address: str | None = None) -> str:
     """
     mine = current()
     if not mine.node_address:
-        mine.node_address = mine.run(mine.hub("node.address"))
+        mine.node_address = mine.ask_hub("node.address")
     return mine.node_address

@@ -55,7 +55,7 @@ def list_nodes(
 
 def _actors() -> list[StateRow]:
     runtime = current()
-    return [StateRow(row) for row in runtime.run(runtime.hub("actors.list"))]
+    return [StateRow(row) for row in runtime.ask_hub("actors.list")]
 
 
 def _filtered(rows: list[StateRow], filters: Sequence[Filter] | None) -> list[StateRow]:

@@ -74,7 +74,7 @@ def create_collective_group(
         for actor, rank in zip(actors, ranks, strict=True)
     }
     mine = runtime.current()
-    mine.run(mine.hub("collective.declare", group_name, members))
+    mine.ask_hub("collective.declare", group_name, members)
 
 
 def destroy_collective_group(group_name: str = "default") -> None:
@@ -84,7 +84,7 @@ def destroy_collective_group(group_name: str = "default") -> None:
         if group is not None:
             group.close()
     mine = runtime.current()
-    mine.run(mine.hub("collective.withdraw", group_name))
+    mine.ask_hub("collective.withdraw", group_name)
 
 
 def is_group_initialized(group_name: str = "default") -> bool:
@@ -120,7 +120,7 @@ def get_group_handle(group_name: str = "default") -> "Group":
 def _join_declared(group_name: str) -> "Group":
     mine = runtime.current()
     actor_id = mine.context.actor_id
-    membership = mine.run(mine.hub("collective.declared", group_name, actor_id)) if actor_id else None
+    membership = mine.ask_hub("collective.declared", group_name, actor_id) if actor_id else None
     if membership is None:
         raise RuntimeError(
             f"this process is in no group {group_name!r}: call init_collective_group in it, or "
@@ -135,13 +135,13 @@ def _join(membership: Membership) -> "Group":
     mine = runtime.current()
 
     def meet(address: Address | None) -> Address:
-        return mine.run(mine.hub("collective.meet", membership, address))
+        return mine.ask_hub("collective.meet", membership, address)
 
     try:
         group = _groups[membership.group] = Group(membership, get_node_ip_address(), meet)
     except BaseException:
         if membership.rank == 0:
-            mine.run(mine.hub("collective.leave", membership.group))
+            mine.ask_hub("collective.leave", membership.group)
         raise
     return group
 
