@@ -1,19 +1,11 @@
 """A pool of actors: which results come when, and when an actor is free."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from monarch_async import ray
 from monarch_async.ray.util import ActorPool
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Collective operations: where ranks find each other, and what the operations do to the tensors of all."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,13 +103,6 @@ SIZE = 2
 class Rank:
     def run(self, work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -143,13 +143,6 @@ def test_info() -> None:
 
 
 # -- over processes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
 
 
 @ray.remote

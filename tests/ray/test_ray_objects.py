@@ -3,7 +3,7 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,7 @@ import pytest
 from monarch_async import ray
 from monarch_async.ray.runtime import current
 
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @ray.remote

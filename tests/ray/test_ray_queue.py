@@ -13,12 +13,7 @@ from monarch_async.ray.actor import ActorHandle
 from monarch_async.ray.exceptions import RayActorError
 from monarch_async.ray.util.queue import Empty, Full, Queue
 
-
-@pytest.fixture(scope="module", autouse=True)
-def driver() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @pytest.fixture

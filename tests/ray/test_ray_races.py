@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from thread_waits import wait_until
 
 from monarch_async import ray
 from monarch_async.errors import Lost
@@ -22,19 +23,7 @@ from monarch_async.ray.entry import Borrowed
 from monarch_async.ray.payload import inside
 from monarch_async.ray.runtime import Runtime, current
 
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    ray.init(num_cpus=4)
-    yield
-    ray.shutdown()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 def on_loop(function: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from thread_waits import wait_until
 
 from monarch_async import ray
 from monarch_async.ray import driver as driver_module
@@ -17,13 +18,6 @@ from monarch_async.ray.runtime import current
 def no_session() -> Iterator[None]:
     yield
     ray.shutdown()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 
