@@ -4,12 +4,7 @@ import time
 from collections.abc import Iterator
 
 import ray
-from rows import Step, check, main, row
-
-BATCH = 1000
-SERVERS = 4
-CLIENTS = 4
-EACH = 100
+from rows import BATCH, CLIENTS, SERVERS, Step, all_at_once, by_clients, check, end, main, one_by_one, row, start
 
 
 @ray.remote(num_cpus=0)
@@ -48,33 +43,15 @@ class Client:
         return ray.get(refs) == [each] * (each * len(self.servers))
 
 
-def start(count: int, **options: object) -> list:
-    servers = [Server.options(**options).remote() for _ in range(count)]
-    check(ray.get([server.echo.remote(1) for server in servers]), [1] * count, "first answers")
-    return servers
-
-
-def end(actors: list) -> None:
-    for actor in actors:
-        ray.kill(actor)
-
-
 @row("actor_1_1_sync", "calls/s")
 def one_to_one_sync() -> Iterator[Step]:
-    [server] = start(1)
-
-    def step() -> float:
-        for number in range(20):
-            check(ray.get(server.echo.remote(number)), number, "answer")
-        return 20
-
-    yield step
-    end([server])
+    [server] = start([Server.remote()])
+    yield from one_by_one(server)
 
 
 @row("actor_1_1_async", "calls/s")
 def one_to_one_async() -> Iterator[Step]:
-    [server] = start(1)
+    [server] = start([Server.remote()])
     called = 0
 
     def step() -> float:
@@ -90,21 +67,14 @@ def one_to_one_async() -> Iterator[Step]:
 
 @row("actor_1_1_concurrent", "calls/s")
 def one_to_one_concurrent() -> Iterator[Step]:
-    [server] = start(1, max_concurrency=16)
-
-    def step() -> float:
-        answers = ray.get([server.echo.remote(number) for number in range(BATCH)])
-        check(answers, list(range(BATCH)), "answers of an actor with 16 threads")
-        return BATCH
-
-    yield step
-    end([server])
+    [server] = start([Server.options(max_concurrency=16).remote()])
+    yield from all_at_once(server)
 
 
 @row("threads_16_naps", "calls/s")
 def naps() -> Iterator[Step]:
     """Calls that sleep 5 ms on 16 threads: whether these really run at the same time."""
-    [server] = start(1, max_concurrency=16)
+    [server] = start([Server.options(max_concurrency=16).remote()])
 
     def step() -> float:
         check(ray.get([server.nap.remote(0.005) for _ in range(160)]), [0.005] * 160, "answers")
@@ -116,7 +86,7 @@ def naps() -> Iterator[Step]:
 
 @row("actor_by_name", "lookups/s")
 def by_name() -> Iterator[Step]:
-    [server] = start(1, name="server-by-name")
+    [server] = start([Server.options(name="server-by-name").remote()])
 
     def step() -> float:
         for number in range(10):
@@ -129,30 +99,20 @@ def by_name() -> Iterator[Step]:
 
 @row("actor_1_n_async", "calls/s")
 def one_to_many() -> Iterator[Step]:
-    servers = start(SERVERS)
-    yield from call_by_clients(servers, [Client.remote(servers)], with_ref=False)
+    servers = start([Server.remote() for _ in range(SERVERS)])
+    yield from by_clients(servers, [Client.remote(servers)])
 
 
 @row("actor_n_n_async", "calls/s")
 def many_to_many() -> Iterator[Step]:
-    servers = start(SERVERS)
-    yield from call_by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)], with_ref=False)
+    servers = start([Server.remote() for _ in range(SERVERS)])
+    yield from by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)])
 
 
 @row("actor_n_n_with_ref", "calls/s")
 def many_to_many_with_ref() -> Iterator[Step]:
-    servers = start(SERVERS)
-    yield from call_by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)], with_ref=True)
-
-
-def call_by_clients(servers: list, clients: list, with_ref: bool) -> Iterator[Step]:
-    def step() -> float:
-        calls = [client.call_with_ref if with_ref else client.call for client in clients]
-        check(ray.get([call.remote(EACH) for call in calls]), [True] * len(clients), "whether all answers are right")
-        return EACH * len(servers) * len(clients)
-
-    yield step
-    end(clients + servers)
+    servers = start([Server.remote() for _ in range(SERVERS)])
+    yield from by_clients(servers, [Client.remote(servers) for _ in range(CLIENTS)], "call_with_ref")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import ray
-from rows import Step, check, main, row
-
-BATCH = 1000
-SERVERS = 4
-CLIENTS = 4
-EACH = 100
+from rows import BATCH, CLIENTS, SERVERS, Step, all_at_once, by_clients, check, end, main, one_by_one, row, start
 
 
 @ray.remote(num_cpus=0)
@@ -50,45 +45,21 @@ class AsyncClient:
         return await asyncio.gather(*refs) == [number for number in range(each) for _ in self.servers]
 
 
-def start(count: int) -> list:
-    servers = [AsyncServer.remote() for _ in range(count)]
-    check(ray.get([server.echo.remote(1) for server in servers]), [1] * count, "first answers")
-    return servers
-
-
-def end(actors: list) -> None:
-    for actor in actors:
-        ray.kill(actor)
-
-
 @row("async_actor_1_1_sync", "calls/s")
 def one_to_one_sync() -> Iterator[Step]:
-    [server] = start(1)
-
-    def step() -> float:
-        for number in range(20):
-            check(ray.get(server.echo.remote(number)), number, "answer")
-        return 20
-
-    yield step
-    end([server])
+    [server] = start([AsyncServer.remote()])
+    yield from one_by_one(server)
 
 
 @row("async_actor_1_1_async", "calls/s")
 def one_to_one_async() -> Iterator[Step]:
-    [server] = start(1)
-
-    def step() -> float:
-        check(ray.get([server.echo.remote(number) for number in range(BATCH)]), list(range(BATCH)), "answers")
-        return BATCH
-
-    yield step
-    end([server])
+    [server] = start([AsyncServer.remote()])
+    yield from all_at_once(server)
 
 
 @row("async_actor_1_1_with_args", "calls/s")
 def one_to_one_with_args() -> Iterator[Step]:
-    [server] = start(1)
+    [server] = start([AsyncServer.remote()])
     data = bytes(1000)
 
     def step() -> float:
@@ -102,7 +73,7 @@ def one_to_one_with_args() -> Iterator[Step]:
 
 @row("async_actor_meeting_100", "calls/s")
 def meeting() -> Iterator[Step]:
-    [server] = start(1)
+    [server] = start([AsyncServer.remote()])
 
     def step() -> float:
         check(ray.get([server.meet.remote(100) for _ in range(100)]), [100] * 100, "answers of calls that met")
@@ -115,7 +86,7 @@ def meeting() -> Iterator[Step]:
 @row("async_actor_awaited_refs", "calls/s")
 def awaited() -> Iterator[Step]:
     """References awaited by the driver's own event loop, a hundred at a time."""
-    [server] = start(1)
+    [server] = start([AsyncServer.remote()])
 
     async def call() -> list[int]:
         return await asyncio.gather(*[server.echo.remote(number) for number in range(100)])
@@ -132,24 +103,14 @@ def awaited() -> Iterator[Step]:
 
 @row("async_actor_1_n_async", "calls/s")
 def one_to_many() -> Iterator[Step]:
-    servers = start(SERVERS)
-    yield from call_by_clients(servers, [AsyncClient.remote(servers)])
+    servers = start([AsyncServer.remote() for _ in range(SERVERS)])
+    yield from by_clients(servers, [AsyncClient.remote(servers)])
 
 
 @row("async_actor_n_n_async", "calls/s")
 def many_to_many() -> Iterator[Step]:
-    servers = start(SERVERS)
-    yield from call_by_clients(servers, [AsyncClient.remote(servers) for _ in range(CLIENTS)])
-
-
-def call_by_clients(servers: list, clients: list) -> Iterator[Step]:
-    def step() -> float:
-        right = ray.get([client.call.remote(EACH) for client in clients])
-        check(right, [True] * len(clients), "whether all answers are right")
-        return EACH * len(servers) * len(clients)
-
-    yield step
-    end(clients + servers)
+    servers = start([AsyncServer.remote() for _ in range(SERVERS)])
+    yield from by_clients(servers, [AsyncClient.remote(servers) for _ in range(CLIENTS)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the scripts share: a row, how long it is measured for, the line it prints.
+"""What the scripts share: a row, how long it is measured for, the line it prints, the ways to call servers.
 
 A script imports only `ray`, the standard library, numpy and this file, so that the same bytes run under Ray and under
 the facade. Each row is a generator function: it sets up, yields one *step*, and takes down. A step does a piece of
@@ -27,6 +27,11 @@ import ray  # reads the environment when imported
 
 CPUS = 4
 """What the machine is said to have, however many there are: as many workers under both systems."""
+
+BATCH = 1000
+SERVERS = 4
+CLIENTS = 4
+EACH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,48 @@ def check(found: object, expected: object, what: str) -> None:
     """Fail the row where a system answered something else."""
     if found != expected:
         raise AssertionError(f"{what}: {str(found)[:100]} instead of {str(expected)[:100]}")
+
+
+def start(servers: list) -> list:
+    """Wait until each of these has answered; return them."""
+    check(ray.get([server.echo.remote(1) for server in servers]), [1] * len(servers), "first answers")
+    return servers
+
+
+def end(actors: list) -> None:
+    for actor in actors:
+        ray.kill(actor)
+
+
+def one_by_one(server) -> Iterator[Step]:
+    def step() -> float:
+        for number in range(20):
+            check(ray.get(server.echo.remote(number)), number, "answer")
+        return 20
+
+    yield step
+    end([server])
+
+
+def all_at_once(server) -> Iterator[Step]:
+    def step() -> float:
+        check(ray.get([server.echo.remote(number) for number in range(BATCH)]), list(range(BATCH)), "answers")
+        return BATCH
+
+    yield step
+    end([server])
+
+
+def by_clients(servers: list, clients: list, method: str = "call") -> Iterator[Step]:
+    """Clients call all servers, each `EACH` times, and check what comes."""
+
+    def step() -> float:
+        right = ray.get([getattr(client, method).remote(EACH) for client in clients])
+        check(right, [True] * len(clients), "whether all answers are right")
+        return EACH * len(servers) * len(clients)
+
+    yield step
+    end(clients + servers)
 
 
 def window(step: Step, seconds: float) -> tuple[float, float, int]:
